@@ -1,0 +1,41 @@
+# Everything runs in virtual environments that these targets make themselves; nothing outside the checkout is changed.
+SHELL := /bin/sh
+.DEFAULT_GOAL := help
+.PHONY: help setup demo serve test lint bench clean
+BIN := .venv/bin
+
+# $(call environment,KIND): finds a Python and makes the environment ready; does nothing where it already is.
+environment = python=$$(scripts/find-python) && "$$python" scripts/environment.py $(1)
+
+help:  ## list the targets
+	@sed -n 's/^\([a-z-]*\):.*## */  make \1\t/p' Makefile | expand -t 20
+
+setup:  ## set up .venv (serving, client) and .venv-export (PyTorch's CPU build, for prepare)
+	@$(call environment,serve)
+	@$(call environment,export)
+
+demo: setup  ## classify the sample photos (or IMAGE=path) on a real Triton, then stop
+	@$(BIN)/python -m triton_vision.cli.demo $(if $(IMAGE),"$(IMAGE)")
+
+serve: setup  ## make what is missing and serve model_repository on ports 8000 to 8002
+	@$(BIN)/triton-vision prepare || test $$? -eq 1
+	@exec $(BIN)/triton-vision serve
+
+test: setup  ## run the whole test suite
+	@$(call environment,dev)
+	@.venv-export/bin/python -m pytest -q tests/export
+	@$(BIN)/python -m pytest -q tests --ignore=tests/export
+
+lint:  ## ruff, mypy strict
+	@$(call environment,dev)
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+
+bench: setup  ## measure the served rate and latency of ensemble_lite
+	@$(BIN)/triton-vision prepare efficientnet_lite0
+	@$(BIN)/python -m triton_vision.cli.demo --bench
+
+clean:  ## remove the environments and the artifacts
+	@rm -rf .venv .venv-export .setup.lock
+	@rm -f model_repository/*/*/model.onnx*

@@ -1,0 +1,60 @@
+"""Value objects that configure a client."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Optional, Union
+
+
+@dataclass(frozen=True)
+class RetryPolicy:
+    """How often, and after which pauses, a call that reached no server is tried again.
+
+    The pause before retry *n* (from 0) is drawn from 0 to ``min(maximum, initial * 2**n)`` seconds: exponential
+    backoff with full jitter, so that many callers do not come back in step. All tries share the call's one timeout.
+
+    Attributes:
+        attempts: tries in all; 1 never tries again.
+        initial: seconds.
+        maximum: seconds.
+    """
+
+    attempts: int = 4
+    initial: float = 0.1
+    maximum: float = 2.0
+
+    def __post_init__(self) -> None:
+        if self.attempts < 1 or self.initial < 0 or self.maximum < 0:
+            raise ValueError("attempts must be at least 1, and the pauses at least 0 s")
+
+    def pause(self, retry: int) -> float:
+        """Seconds to wait before retry number ``retry``, from 0."""
+        return random.uniform(0.0, min(self.maximum, self.initial * 2.0**retry))
+
+
+@dataclass(frozen=True)
+class TLSConfig:
+    """Certificates for an encrypted connection; each a path to a PEM file.
+
+    Attributes:
+        ca: the authority that signed the server's certificate; None takes gRPC's built-in ones.
+        certificate, key: the client's own, for mutual TLS; both or neither.
+    """
+
+    ca: Optional[Union[str, Path]] = None
+    certificate: Optional[Union[str, Path]] = None
+    key: Optional[Union[str, Path]] = None
+
+    def __post_init__(self) -> None:
+        if (self.certificate is None) != (self.key is None):
+            raise ValueError("mutual TLS needs certificate and key, both")
+
+    def read(self) -> tuple[Optional[bytes], Optional[bytes], Optional[bytes]]:
+        """The contents: authority, key, certificate."""
+
+        def content(path: Optional[Union[str, Path]]) -> Optional[bytes]:
+            return Path(path).read_bytes() if path is not None else None
+
+        return content(self.ca), content(self.key), content(self.certificate)

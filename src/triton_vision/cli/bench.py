@@ -1,0 +1,93 @@
+"""``triton-vision bench``: how many images a second a running server answers, and how long each caller waits."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import threading
+import time
+from collections.abc import Sequence
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Adds the command."""
+    parser = subparsers.add_parser(
+        "bench",
+        help="measure a running server",
+        description="Sends the images from several callers at once, each with one image at a time under way, and prints "
+        "the rate and the latency. The first second is not counted.",
+    )
+    parser.add_argument("paths", nargs="+", metavar="PATH", help="images, folders or globs to take turns with")
+    parser.add_argument("--url", default="localhost:8001", metavar="HOST:PORT", help="default: %(default)s")
+    parser.add_argument("--model", default="ensemble", metavar="NAME", help="default: %(default)s")
+    parser.add_argument("--callers", type=int, default=8, metavar="N", help="concurrent callers (default: %(default)s)")
+    parser.add_argument("--seconds", type=float, default=10.0, metavar="S", help="how long (default: %(default)s)")
+    parser.set_defaults(run=run)
+
+
+WARM_UP_S = 1.0
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measures; 2 if a call failed."""
+    from triton_vision.cli.classify import find_files  # noqa: PLC0415
+    from triton_vision_client import ImageClient, VisionClientError  # noqa: PLC0415 - gRPC takes a while to import
+
+    if args.callers < 1 or not args.seconds > 0:
+        print("error: --callers must be at least 1, and --seconds above 0", file=sys.stderr)
+        return 2
+    try:
+        images = [open(path, "rb").read() for path in find_files(args.paths)]  # noqa: SIM115 - a handful of files
+    except OSError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    if not images:
+        print(f"error: there are no files in {', '.join(args.paths)}", file=sys.stderr)
+        return 2
+
+    latencies: list[list[float]] = [[] for _ in range(args.callers)]
+    failures: list[Exception] = []
+    start = time.monotonic()
+    counted, end = start + WARM_UP_S, start + WARM_UP_S + args.seconds
+
+    with ImageClient(args.url, model=args.model) as client:
+
+        def call(caller: int) -> None:
+            turn = caller
+            while not failures:
+                began = time.monotonic()
+                if began >= end:
+                    return
+                try:
+                    client.classify(images[turn % len(images)])
+                except VisionClientError as error:
+                    failures.append(error)
+                    return
+                turn += args.callers
+                ended = time.monotonic()
+                if began >= counted and ended <= end:
+                    latencies[caller].append(ended - began)
+
+        threads = [threading.Thread(target=call, args=(caller,)) for caller in range(args.callers)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    if failures:
+        print(f"error: {failures[0]}", file=sys.stderr)
+        return 2
+    merged = sorted(value for part in latencies for value in part)
+    if not merged:
+        print("error: no call ended in time: allow more --seconds", file=sys.stderr)
+        return 2
+    p50, p90, p99 = (1000 * percentile(merged, share) for share in (0.50, 0.90, 0.99))
+    print(
+        f"{args.model}: {len(merged) / args.seconds:.1f} images/s with {args.callers} callers; "
+        f"latency P50 {p50:.1f} ms, P90 {p90:.1f} ms, P99 {p99:.1f} ms ({len(merged)} images)"
+    )
+    return 0
+
+
+def percentile(ordered: Sequence[float], share: float) -> float:
+    """The value that ``share`` of an ascending sequence do not exceed (nearest rank)."""
+    return ordered[min(len(ordered) - 1, max(0, -(-int(share * 1000) * len(ordered) // 1000) - 1))]

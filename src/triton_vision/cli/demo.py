@@ -1,0 +1,72 @@
+"""What ``make demo`` runs: prepare, serve on free ports, classify, stop.
+
+``python -m triton_vision.cli.demo [--bench] [PATH…]``: the sample photos by default.
+"""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+
+from triton_vision.cli import bench, classify, prepare
+from triton_vision.cli.paths import checkout
+
+# The real networks, best first: an ensemble, and the model that it needs.
+ENSEMBLES = ("ensemble", "ensemble_lite")
+
+
+def main() -> int:
+    """Returns what ``make demo`` exits with: 0 when every photo was classified."""
+    parser = argparse.ArgumentParser(prog="make demo")
+    parser.add_argument("--bench", action="store_true", help="measure instead of printing labels")
+    parser.add_argument("paths", nargs="*")
+    args = parser.parse_args()
+    root = checkout()
+    if root is None:
+        print("error: the demo runs from a checkout", file=sys.stderr)
+        return 2
+    repository = root / "model_repository"
+    # SIGTERM takes the way of Ctrl-C, so that the server is ended as well.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+
+    print("Preparing the models (the first time takes a minute) …", flush=True)
+    made = prepare.run(argparse.Namespace(repository=str(repository), models=[], weights=None, force=False))
+    if made == 2:
+        return 2
+
+    from triton_vision.repository import RepositoryError  # noqa: PLC0415 - after prepare, which needs none of this
+    from triton_vision.server import ServerError, TritonServer  # noqa: PLC0415
+
+    paths = args.paths or [str(root / "samples" / "*.jpg")]
+    code = 0
+    try:
+        print("Starting Triton …", flush=True)
+        with TritonServer(repository) as server:
+            assert server.selection is not None
+            random = {chain for name in server.selection.meaningless for chain in server.selection.ensembles_over(name)}
+            meaningful = [name for name in ENSEMBLES if name in server.selection.served and name not in random]
+            if not meaningful:
+                print("error: there are no real weights to classify with", file=sys.stderr)
+                return 2
+            for name in meaningful:
+                print(f"\n{name}, over gRPC at {server.grpc_address}:", flush=True)
+                arguments = argparse.Namespace(paths=paths, url=server.grpc_address, model=name, timeout=60.0)
+                if args.bench:
+                    arguments.callers, arguments.seconds = 8, 10.0
+                    code = max(code, bench.run(arguments))
+                else:
+                    arguments.top_k, arguments.json = 3, False
+                    code = max(code, classify.run(arguments))
+            print("\nStopping Triton …", flush=True)
+    except (RepositoryError, ServerError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

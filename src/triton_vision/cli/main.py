@@ -1,0 +1,36 @@
+"""``triton-vision``: reads the arguments and calls the command."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+
+from triton_vision import __version__
+from triton_vision.cli import bench, classify, prepare, serve
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs one command; returns its exit code: 0 done, 1 some inputs failed, 2 could not do it."""
+    parser = argparse.ArgumentParser(prog="triton-vision", description="Serve and classify images with NVIDIA Triton.")
+    parser.add_argument("--version", action="version", version=f"triton-vision {__version__}")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    for command in (prepare, serve, classify, bench):
+        command.add_parser(commands)
+    args = parser.parse_args(arguments)
+    try:
+        code: int = args.run(args)
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:
+        # Whoever read our output has seen enough (`| head`); Python must not complain about it at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 2
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())

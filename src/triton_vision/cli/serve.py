@@ -1,0 +1,102 @@
+"""``triton-vision serve``: Triton in the foreground, on any repository."""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+from types import FrameType
+
+from triton_vision.cli.paths import add_repository_option, find_repository
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Adds the command."""
+    parser = subparsers.add_parser(
+        "serve",
+        help="serve a model repository",
+        description="Runs Triton in the foreground: the one in /opt/tritonserver where there is one, else the embedded "
+        "one. Prints a line that begins with 'ready' once every model answers. SIGINT and SIGTERM end it.",
+    )
+    add_repository_option(parser)
+    parser.add_argument("--host", default="127.0.0.1", help="the address to listen on (default: %(default)s)")
+    for name, port, what in (("http", 8000, "HTTP"), ("grpc", 8001, "gRPC"), ("metrics", 8002, "metrics")):
+        parser.add_argument(
+            f"--{name}-port", type=int, default=port, metavar="N", help=f"{what}; 0 takes a free one (default: {port})"
+        )
+    parser.add_argument(
+        "--config-name",
+        metavar="NAME",
+        help="the core variant, configs/NAME.pbtxt in a model's directory; by default the one for this machine",
+    )
+    parser.add_argument(
+        "--log-level",
+        choices=("error", "warning", "info", "verbose"),
+        default="warning",
+        help="how much of Triton's log is passed through (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--shm-prefix",
+        metavar="NAME",
+        help="the prefix of the Python backend's shared memory; by default one made of the gRPC port",
+    )
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Serves until a signal; 0 after a clean end, 2 if it could not serve."""
+    from triton_vision.repository import RepositoryError  # noqa: PLC0415 - gRPC takes a while to import
+    from triton_vision.server import ServerError, TritonServer  # noqa: PLC0415
+
+    repository = find_repository(args.repository)
+    if repository is None:
+        print("error: there is no model repository here: name one with --repository", file=sys.stderr)
+        return 2
+    server = TritonServer(
+        repository,
+        host=args.host,
+        http_port=args.http_port,
+        grpc_port=args.grpc_port,
+        metrics_port=args.metrics_port,
+        config_name=args.config_name,
+        log_level=args.log_level,
+        log=sys.stderr,
+        shm_prefix=args.shm_prefix,
+    )
+    asked: list[int] = []
+
+    def end(number: int, frame: FrameType | None) -> None:  # noqa: ARG001 - the signature of a signal handler
+        asked.append(number)
+        server.request_stop()
+
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, end)
+    try:
+        server.prepare()
+        assert server.selection is not None
+        for name, why in server.selection.left_out.items():
+            print(f"left out: {name}: it {why}{_mend(name, why)}", flush=True)
+        for name in server.selection.meaningless:
+            which = ", ".join([name, *server.selection.ensembles_over(name)])
+            print(f"warning: {which}: made from random weights, so the answers mean nothing", flush=True)
+        with server:
+            variant = server.selection.config_name
+            print(
+                f"ready: gRPC {server.grpc_address}, HTTP {server.http_address}, metrics {server.metrics_address}"
+                f" | models: {', '.join(server.selection.served)}" + (f" | variant: {variant}" if variant else ""),
+                flush=True,
+            )
+            server.wait()
+    except (RepositoryError, ServerError) as error:
+        if asked:
+            return 0  # it was told to end before it was ready
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def _mend(name: str, why: str) -> str:
+    """What makes a missing artifact, where the suite can make it."""
+    from triton_vision.export.networks import NETWORKS  # noqa: PLC0415
+
+    return f" (make it: triton-vision prepare {name})" if name in NETWORKS and why.startswith("has no") else ""

@@ -1,0 +1,52 @@
+"""An artifact and its sidecar on disk: replaced atomically, described truthfully."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from triton_vision.export.weights import sha256
+
+SIDECAR = ".json"
+
+
+def write(path: Path, content: bytes, description: dict[str, Any]) -> None:
+    """Replaces ``path`` and its sidecar ``path.json``.
+
+    A kill at any moment leaves the old artifact or the new one, whole, and a sidecar whose ``sha256`` tells whether
+    it speaks of that artifact. What an earlier kill left is removed.
+    """
+    for stale in path.parent.glob(f".{path.name}*.tmp"):
+        stale.unlink()
+    description = {"artifact": path.name, **description}
+    # The sidecar goes last: until it is there, the artifact counts as unknown and is made again.
+    _replace(path, content)
+    _replace(path.with_name(path.name + SIDECAR), (json.dumps(description, indent=2) + "\n").encode())
+
+
+def read(path: Path) -> dict[str, Any]:
+    """The sidecar's content, if artifact and sidecar are there and belong together; else nothing."""
+    try:
+        description = json.loads(path.with_name(path.name + SIDECAR).read_text(encoding="utf-8"))
+        if isinstance(description, dict) and description.get("sha256") == sha256(path):
+            return description
+    except (OSError, ValueError):
+        pass
+    return {}
+
+
+def _replace(path: Path, content: bytes) -> None:
+    partial = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with partial.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, path)
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):
+            partial.unlink()
+        raise

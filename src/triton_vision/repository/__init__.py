@@ -1,0 +1,7 @@
+"""Reading a Triton model repository: what is in it, what of it can be served, and a folder of links to just that."""
+
+from triton_vision.repository.compose import compose
+from triton_vision.repository.model import Model, RepositoryError, read_model
+from triton_vision.repository.select import Selection, select
+
+__all__ = ["Model", "RepositoryError", "Selection", "compose", "read_model", "select"]

@@ -1,0 +1,154 @@
+"""One model directory: its configuration, its versions and the artifacts that it needs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from google.protobuf import text_format
+from tritonclient.grpc import model_config_pb2
+
+# A backend's default file in a version directory (Triton's documentation of each backend). Backends that are not
+# here bring their own convention, or need no file at all: nothing is demanded of them.
+DEFAULT_ARTIFACT = {
+    "dali": "model.dali",
+    "onnxruntime": "model.onnx",
+    "openvino": "model.xml",
+    "python": "model.py",
+    "pytorch": "model.pt",
+    "tensorrt": "model.plan",
+}
+# The older `platform` field, where it says which backend (Triton's model configuration documentation).
+PLATFORM_BACKEND = {
+    "ensemble": "ensemble",
+    "onnxruntime_onnx": "onnxruntime",
+    "pytorch_libtorch": "pytorch",
+    "tensorflow_graphdef": "tensorflow",
+    "tensorflow_savedmodel": "tensorflow",
+    "tensorrt_plan": "tensorrt",
+}
+
+
+class RepositoryError(Exception):
+    """A repository cannot be served at all; its text is one plain sentence."""
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model directory as one variant sees it.
+
+    Attributes:
+        path: the directory; its name is the model's name.
+        config: the parsed configuration (``inference.ModelConfig``), None where there is none to read.
+        config_file: the file it was read from, relative to ``path``; empty without one.
+        problem: why the configuration cannot be read; empty if it can.
+    """
+
+    path: Path
+    config: Any
+    config_file: str
+    problem: str = ""
+
+    @property
+    def name(self) -> str:
+        """The directory's name, by which Triton knows the model."""
+        return self.path.name
+
+    @property
+    def is_ensemble(self) -> bool:
+        """Whether it is a chain of other models."""
+        return self.config is not None and (
+            self.config.platform == "ensemble" or bool(self.config.ensemble_scheduling.step)
+        )
+
+    @property
+    def backend(self) -> str:
+        """The backend's name, read from the configuration or else from the files; empty if neither says."""
+        if self.is_ensemble:
+            return "ensemble"
+        if self.config is not None:
+            named: str = self.config.backend or PLATFORM_BACKEND.get(self.config.platform, "")
+            if named:
+                return named
+        for backend, artifact in DEFAULT_ARTIFACT.items():
+            if any((version / artifact).exists() for version in self.version_folders()):
+                return backend
+        return ""
+
+    def version_folders(self) -> list[Path]:
+        """The numbered directories, lowest first."""
+        folders = [entry for entry in self.path.iterdir() if entry.name.isdecimal() and entry.is_dir()]
+        return sorted((folder for folder in folders if int(folder.name) > 0), key=lambda folder: int(folder.name))
+
+    def served_versions(self) -> list[Path]:
+        """The version directories that the version policy loads; by default the highest."""
+        folders = self.version_folders()
+        if self.config is not None:
+            policy = self.config.version_policy
+            which = policy.WhichOneof("policy_choice")
+            if which == "all":
+                return folders
+            if which == "specific":
+                wanted = set(policy.specific.versions)
+                return [folder for folder in folders if int(folder.name) in wanted]
+            if which == "latest" and policy.latest.num_versions > 1:
+                return folders[-policy.latest.num_versions :]
+        return folders[-1:]
+
+    def steps(self) -> list[str]:
+        """The names of the models that an ensemble chains; empty for any other model."""
+        return [step.model_name for step in self.config.ensemble_scheduling.step] if self.is_ensemble else []
+
+    def missing_artifacts(self) -> list[str]:
+        """The files, relative to the model directory, without which this model would not load."""
+        if self.is_ensemble:
+            return []
+        wanted: list[str] = []
+        default = DEFAULT_ARTIFACT.get(self.backend, "")
+        if self.config is not None:
+            default = self.config.default_model_filename or default
+            if self.backend == "python" and "artifacts" in self.config.parameters:
+                listed = self.config.parameters["artifacts"].string_value
+                wanted += [name for name in (part.strip() for part in listed.split(",")) if name]
+        if default:
+            wanted.insert(0, default)
+        versions = self.served_versions()
+        if not versions:
+            return [f"1/{name}" for name in wanted]
+        return [
+            f"{folder.name}/{name}" for folder in versions for name in wanted if not (folder / name).exists()
+        ]
+
+    def is_image_ensemble(self) -> bool:
+        """Whether it takes one encoded file as ``IMAGE`` and answers labels, as the suite's ensembles do."""
+        if not self.is_ensemble or [entry.name for entry in self.config.input] != ["IMAGE"]:
+            return False
+        image = self.config.input[0]
+        outputs = {entry.name for entry in self.config.output}
+        return (
+            image.data_type == model_config_pb2.TYPE_STRING
+            and list(image.dims) == [1]
+            and outputs >= {"LABELS", "CLASS_IDS", "SCORES", "STATUS"}
+        )
+
+
+def read_model(path: Path, config_name: str | None) -> Model:
+    """Reads a model directory as Triton does under ``--model-config-name=config_name``.
+
+    A configuration that cannot be read is noted in ``problem``, not raised: one bad model is no reason to refuse
+    the others.
+    """
+    file = f"configs/{config_name}.pbtxt" if config_name else "config.pbtxt"
+    if not (path / file).is_file():
+        file = "config.pbtxt"
+    if not (path / file).is_file():
+        return Model(path, None, "")
+    try:
+        # A newer server may know fields that this client's schema does not: Triton itself judges those.
+        config = text_format.Parse(
+            (path / file).read_text(encoding="utf-8"), model_config_pb2.ModelConfig(), allow_unknown_field=True
+        )
+    except (text_format.ParseError, UnicodeDecodeError, OSError) as error:
+        return Model(path, None, file, problem=f"{file} cannot be read: {error}")
+    return Model(path, config, file)

@@ -1,0 +1,33 @@
+"""What can go wrong before a server serves.
+
+ServerError
+├── SetupError          this machine or environment lacks something; the message names the mend
+├── ServerStartError    tritonserver ended, or never became ready
+└── ModelLoadError      tritonserver runs, but a model of the repository does not load
+"""
+
+from __future__ import annotations
+
+
+class ServerError(Exception):
+    """Base of all that this package raises; its text is one plain sentence for an operator."""
+
+
+class SetupError(ServerError):
+    """The machine or the Python environment lacks something that a server needs."""
+
+
+class ServerStartError(ServerError):
+    """tritonserver ended before it was ready, or was not ready in time."""
+
+
+class ModelLoadError(ServerError):
+    """One or more models did not load.
+
+    Attributes:
+        reasons: model name -> why, as Triton reports it, without stack traces.
+    """
+
+    def __init__(self, reasons: dict[str, str]) -> None:
+        self.reasons = reasons
+        super().__init__("; ".join(f"{name} does not load: {why}" for name, why in sorted(reasons.items())))

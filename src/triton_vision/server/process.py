@@ -1,0 +1,264 @@
+"""One tritonserver: started, waited for, ended; nothing of it outlives its keeper."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import TextIO
+
+from triton_vision.repository import Selection, compose, select
+from triton_vision.server import guard, launch, warmup
+from triton_vision.server.errors import ModelLoadError, ServerStartError
+from triton_vision.server.index import ServerIndex
+from triton_vision.server.locate import Installation, find_installation, has_gpu
+from triton_vision.server.logs import LogReader, log_flags
+from triton_vision.server.ports import reachable, resolve_ports
+from triton_vision.server.rundir import RunDir
+
+# serve promises to end within 10 s: work in flight gets this long, then Triton is killed.
+EXIT_TIMEOUT_S = 5
+KILL_AFTER_S = 8.5
+
+
+class TritonServer:
+    """A real tritonserver on a model repository.
+
+    ``with TritonServer(repository) as server:`` starts it and returns when every model is ready and every image
+    ensemble has answered one real image; leaving ends it. Not for use from several threads, but for ``request_stop``.
+
+    Args:
+        repository: a Triton model repository, anybody's. Models whose artifacts are missing are left out.
+        host: the address to bind: gRPC, HTTP and metrics alike.
+        http_port, grpc_port, metrics_port: 0 takes any free one.
+        config_name: the core variant; None picks it for this machine.
+        log_level: one of error, warning, info, verbose.
+        log: where Triton's log goes; None keeps it for error messages only.
+        shm_prefix: the Python backend's shared-memory prefix; None makes one of the gRPC port.
+        options: further tritonserver options, as on its command line.
+        start_timeout: seconds until all models must be ready.
+        warm: whether each image ensemble is sent one image before the server counts as ready.
+    """
+
+    def __init__(
+        self,
+        repository: str | Path,
+        *,
+        host: str = "127.0.0.1",
+        http_port: int = 0,
+        grpc_port: int = 0,
+        metrics_port: int = 0,
+        config_name: str | None = None,
+        log_level: str = "warning",
+        log: TextIO | None = None,
+        shm_prefix: str | None = None,
+        options: Sequence[str] = (),
+        start_timeout: float = 300.0,
+        warm: bool = True,
+    ) -> None:
+        self.repository = Path(repository)
+        self.host = host
+        self._wanted = {"--http-port": http_port, "--grpc-port": grpc_port, "--metrics-port": metrics_port}
+        self._config_name = config_name
+        self._log_level = log_level
+        self._log_target = log
+        self._shm_prefix = shm_prefix
+        self._options = list(options)
+        self._start_timeout = start_timeout
+        self._warm = warm
+        self._stop_requested = threading.Event()
+        self._process: subprocess.Popen[str] | None = None
+        self._guard: subprocess.Popen[bytes] | None = None
+        self._guard_pipe = -1
+        self._run: RunDir | None = None
+        self._log: LogReader | None = None
+        self._installation: Installation | None = None
+        self.selection: Selection | None = None
+        self.http_address = self.grpc_address = self.metrics_address = ""
+
+    # -- starting -----------------------------------------------------------------------------------------------
+
+    def prepare(self) -> None:
+        """Finds the server and reads the repository, so that ``selection`` can be told before anything starts.
+
+        Raises:
+            SetupError: there is no server that could run here.
+            RepositoryError: there is nothing to serve.
+        """
+        self._installation = find_installation()
+        self.selection = select(
+            self.repository, self._config_name, backends=frozenset(self._installation.backends), gpu=has_gpu()
+        )
+
+    def start(self) -> TritonServer:
+        """Starts the server and waits until it serves.
+
+        Raises:
+            SetupError, RepositoryError: before anything is started.
+            ServerStartError, ModelLoadError: after; the server has been ended again.
+        """
+        if self.selection is None:
+            self.prepare()
+        assert self.selection is not None
+        assert self._installation is not None
+        ports = resolve_ports(self.host, self._wanted)
+        prefix = self._shm_prefix or f"triton_vision_{ports['--grpc-port']}_"
+        self.http_address = reachable(self.host, ports["--http-port"])
+        self.grpc_address = reachable(self.host, ports["--grpc-port"])
+        self.metrics_address = reachable(self.host, ports["--metrics-port"])
+        self._run = RunDir(prefix)
+        try:
+            self._spawn(self._installation, self.selection, ports)
+            self._wait_ready()
+            if self._warm:
+                self._send_one_image(self.selection)
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def _spawn(self, installation: Installation, selection: Selection, ports: dict[str, int]) -> None:
+        assert self._run is not None
+        run = self._run.path
+        command = [
+            str(installation.binary),
+            f"--model-repository={compose(selection, run / 'models')}",
+            f"--backend-directory={installation.link_backends(run)}",
+            f"--backend-config=python,shm-region-prefix-name={self._run.prefix}",
+            *(f"{option}={port}" for option, port in ports.items()),
+            *(f"--{endpoint}-address={self.host}" for endpoint in ("http", "grpc", "metrics")),
+            # A model that fails is reported by name and reason, not by a server that is simply gone.
+            "--exit-on-error=false",
+            f"--exit-timeout-secs={EXIT_TIMEOUT_S}",
+            *log_flags(self._log_level),
+        ]
+        if selection.config_name:
+            command.append(f"--model-config-name={selection.config_name}")
+        if not has_gpu():
+            command += ["--pinned-memory-pool-byte-size=0", "--allow-gpu-metrics=false"]
+        command += self._options
+        isolated = (sys.executable, "-I", "-S")
+
+        self._process = subprocess.Popen(
+            [*isolated, launch.__file__, str(os.getpid()), *command],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            env=installation.environment(run),
+            # A session of its own: Ctrl-C reaches the keeper alone, and the stubs can be ended as a group.
+            start_new_session=True,
+        )
+        assert self._process.stdout is not None
+        self._log = LogReader(self._process.stdout, self._log_target)
+        read, self._guard_pipe = os.pipe()
+        self._guard = subprocess.Popen(
+            [*isolated, guard.__file__, str(read), str(self._process.pid), self._run.prefix, str(run)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            pass_fds=(read, self._run.lock_fd),
+            start_new_session=True,
+        )
+        os.close(read)
+
+    def _wait_ready(self) -> None:
+        """Waits until Triton answers, then asks it which models are ready.
+
+        Triton opens its ports when every model has been loaded or has failed.
+        """
+        deadline = time.monotonic() + self._start_timeout
+        with ServerIndex(self.grpc_address) as index:
+            while not index.live(timeout=0.1):
+                self._check_alive()
+                if self._stop_requested.is_set():
+                    raise ServerStartError("ended before it was ready")
+                if time.monotonic() > deadline:
+                    raise ServerStartError(f"Triton was not ready within {self._start_timeout:g} s")
+            broken = index.broken()
+        if broken:
+            raise ModelLoadError(broken)
+
+    def _check_alive(self) -> None:
+        assert self._process is not None
+        assert self._log is not None
+        code = self._process.poll()
+        if code is not None:
+            self._log.join(2.0)
+            why = self._log.last_error() or "it said no reason"
+            raise ServerStartError(f"tritonserver ended with {_describe(code)}: {why}")
+
+    def _send_one_image(self, selection: Selection) -> None:
+        for ensemble in selection.image_ensembles():
+            warmup.classify_once(self.grpc_address, ensemble)
+
+    # -- running ------------------------------------------------------------------------------------------------
+
+    @property
+    def pid(self) -> int:
+        """tritonserver's process id, which is also its process group."""
+        assert self._process is not None, "the server has not been started"
+        return self._process.pid
+
+    def request_stop(self) -> None:
+        """Ends ``wait`` and a start in progress; safe in a signal handler and from other threads."""
+        self._stop_requested.set()
+
+    def wait(self) -> None:
+        """Returns when a stop has been requested.
+
+        Raises:
+            ServerStartError: tritonserver ended by itself; the message says how.
+        """
+        while not self._stop_requested.wait(0.2):
+            self._check_alive()
+
+    # -- ending -------------------------------------------------------------------------------------------------
+
+    def stop(self) -> None:
+        """Ends the server within 10 s and clears what it used. Idempotent."""
+        if self._process is not None:
+            self._terminate(self._process)
+        if self._guard is not None:
+            with contextlib.suppress(BrokenPipeError):
+                os.write(self._guard_pipe, b"done")
+            os.close(self._guard_pipe)
+            self._guard.wait()
+            self._guard = None
+        if self._run is not None:
+            self._run.close()
+            self._run = None
+
+    def _terminate(self, process: subprocess.Popen[str]) -> None:
+        if process.poll() is None:
+            process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(KILL_AFTER_S)
+        # Stubs that are still busy, or that outlived a crash of tritonserver.
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        if self._log is not None:
+            self._log.join(1.0)
+        if process.stdout is not None:
+            process.stdout.close()
+
+    def __enter__(self) -> TritonServer:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+
+def _describe(code: int) -> str:
+    return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"

@@ -1,0 +1,26 @@
+"""The stage kit, and the stages that the suite's own models are made of.
+
+A new stage is a directory with a ``config.pbtxt`` and a ``model.py`` of a few lines; ``docs/stages.md`` shows one.
+"""
+
+from triton_vision.stages.config import StageConfig
+from triton_vision.stages.core import EmbeddedCore
+from triton_vision.stages.errors import REASONS, ConfigError, ImageRefused, InvalidRequest, StageError
+from triton_vision.stages.kit import BatchStage, ItemStage, adapt
+from triton_vision.stages.postprocess import Postprocess
+from triton_vision.stages.preprocess import Preprocess
+
+__all__ = [
+    "REASONS",
+    "BatchStage",
+    "ConfigError",
+    "EmbeddedCore",
+    "ImageRefused",
+    "InvalidRequest",
+    "ItemStage",
+    "Postprocess",
+    "Preprocess",
+    "StageConfig",
+    "StageError",
+    "adapt",
+]

@@ -1,0 +1,180 @@
+"""From an encoded file to upright 8-bit RGB, or to the reason why not."""
+
+from __future__ import annotations
+
+import io
+import re
+import struct
+from dataclasses import dataclass
+
+import numpy as np
+from PIL import Image
+
+from triton_vision.stages.errors import ImageRefused
+
+# What `formats` may list -> Pillow's decoder. MPO is a JPEG with further ones behind it, APNG a PNG.
+DECODERS = {
+    "JPEG": "JPEG",
+    "MPO": "MPO",
+    "PNG": "PNG",
+    "WebP": "WEBP",
+    "GIF": "GIF",
+    "BMP": "BMP",
+    "TIFF": "TIFF",
+    "PPM": "PPM",
+    "AVIF": "AVIF",
+}
+SIGNATURES: tuple[tuple[str, re.Pattern[bytes]], ...] = tuple(
+    (name, re.compile(pattern, re.DOTALL))
+    for name, pattern in (
+        ("JPEG", rb"\xff\xd8\xff"),
+        ("PNG", rb"\x89PNG\r\n\x1a\n"),
+        ("GIF", rb"GIF8[79]a"),
+        ("WebP", rb"RIFF....WEBP"),
+        ("TIFF", rb"II\*\0|MM\0\*|II\+\0|MM\0\+"),
+        ("BMP", rb"BM"),
+        ("PPM", rb"P[1-6fy][\s#]"),
+        ("AVIF", rb"....ftypavi[fs]"),
+        ("HEIC", rb"....ftyp(hei[cxms]|hev[cxms])"),
+        ("JPEG XL", rb"\xff\x0a|\0\0\0\x0cJXL "),
+        ("JPEG 2000", rb"\0\0\0\x0cjP  |\xff\x4f\xff\x51"),
+        ("PSD", rb"8BPS"),
+        ("ICO", rb"\0\0[\1\2]\0"),
+        ("PDF", rb"%PDF"),
+        ("EPS", rb"%!PS|\xc5\xd0\xd3\xc6"),
+        ("SVG", rb"\s*(<\?xml[^>]*>\s*)?(<!--.*?-->\s*)*(<!DOCTYPE svg[^>]*>\s*)?<svg"),
+        ("HTML", rb"\s*<(!doctype html|html|head|body)"),
+    )
+)
+# EXIF orientation -> what makes the image upright (EXIF 2.3, tag 0x0112); 1 and anything undefined leave it alone.
+UPRIGHT = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+ORIENTATION_TAG = 0x0112
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What is decoded at all.
+
+    Attributes:
+        formats: of DECODERS; anything else is refused unopened.
+        max_bytes: of the encoded file.
+        max_pixels: width times height, as the header declares them.
+    """
+
+    formats: tuple[str, ...] = tuple(DECODERS)
+    max_bytes: int = 32 * 1024 * 1024
+    max_pixels: int = 100_000_000
+
+
+def sniff(data: bytes) -> str:
+    """The format that the first bytes announce, whatever the file is called; empty if none is known."""
+    head = data[:512]
+    if head[4:8] == b"ftyp" and head[8:12] in (b"mif1", b"msf1"):
+        # The generic HEIF brands: which of the two it is, stands among the compatible brands.
+        size = int.from_bytes(head[:4], "big")
+        brands = [head[at : at + 4] for at in range(16, min(size, len(head)), 4)]
+        return "AVIF" if b"avif" in brands else "HEIC"
+    return next((name for name, pattern in SIGNATURES if pattern.match(head)), "")
+
+
+def decode(data: bytes, limits: Limits, *, orient: bool = True) -> Image.Image:
+    """Decodes the first frame as Pillow does, turned upright by its EXIF orientation.
+
+    Args:
+        data: one encoded file.
+        limits: what may be decoded.
+        orient: whether the EXIF orientation is applied.
+
+    Returns:
+        An RGB image of 8 bits a channel: 16-bit grey scaled by ``>> 8``, every other mode by ``convert("RGB")``.
+
+    Raises:
+        ImageRefused: with one of the contract's reasons; nothing else is raised for any input.
+    """
+    name = _check(data, limits)
+    # The JPEG decoder finds out by itself that a file is an MPO; of that, too, the first frame is wanted.
+    decoder = DECODERS[name]
+    try:
+        with Image.open(io.BytesIO(data), formats=(decoder,)) as image:
+            width, height = image.size
+            if width * height > limits.max_pixels:
+                raise _too_many_pixels(f"{width}x{height}", limits)
+            image.load()
+            upright = _to_rgb(image)
+            orientation = _orientation(image) if orient else 1
+    except ImageRefused:
+        raise
+    except Image.DecompressionBombError:
+        raise _too_many_pixels("its header declares more", limits) from None
+    except MemoryError:
+        raise ImageRefused("too_many_pixels", f"the {name} does not fit into memory") from None
+    except Exception as error:  # noqa: BLE001 - a decoder may raise anything at all on hostile input
+        raise _refusal(name, data, error) from None
+    return upright.transpose(UPRIGHT[orientation]) if orientation in UPRIGHT else upright
+
+
+def _check(data: bytes, limits: Limits) -> str:
+    """The format's name, if the bytes may be opened at all."""
+    if not data:
+        raise ImageRefused("empty", "the file has no bytes")
+    if len(data) > limits.max_bytes:
+        raise ImageRefused("too_large", f"{len(data)} bytes, and at most {limits.max_bytes} are accepted")
+    name = sniff(data)
+    accepted = name in limits.formats or (name == "JPEG" and "MPO" in limits.formats)
+    if not accepted or name not in DECODERS:
+        what = f"{name} is not accepted" if name else "the first bytes are no known image format's"
+        raise ImageRefused("unsupported_format", f"{what}; send one of {', '.join(limits.formats)}")
+    return name
+
+
+def _too_many_pixels(what: str, limits: Limits) -> ImageRefused:
+    return ImageRefused("too_many_pixels", f"{what}, and at most {limits.max_pixels} pixels are accepted")
+
+
+def _to_rgb(image: Image.Image) -> Image.Image:
+    if image.mode == "RGB":
+        return image.copy() if image.readonly else image
+    if image.mode.startswith("I;16") or image.mode == "I":
+        wide = np.asarray(image)
+        return Image.fromarray((wide >> 8).clip(0, 255).astype(np.uint8)).convert("RGB")
+    if image.mode == "F" and not np.isfinite(np.asarray(image)).all():
+        raise ImageRefused("corrupt", "some samples are not finite numbers")
+    return image.convert("RGB")
+
+
+def _orientation(image: Image.Image) -> int:
+    try:
+        value = image.getexif().get(ORIENTATION_TAG, 1)
+    except Exception:  # noqa: BLE001 - damaged EXIF says nothing about the pixels
+        return 1
+    return value if isinstance(value, int) else 1
+
+
+def _refusal(name: str, data: bytes, error: Exception) -> ImageRefused:
+    said = str(error).lower()
+    cut = isinstance(error, EOFError) or any(
+        word in said for word in ("truncated", "premature", "unexpected end", "not enough", "reading past")
+    )
+    if cut or (name == "JPEG" and _jpeg_header_is_cut(data)) or (name == "PNG" and len(data) < 33):
+        return ImageRefused("truncated", f"the {name} ends before its image does")
+    return ImageRefused("corrupt", f"the {name} cannot be decoded")
+
+
+def _jpeg_header_is_cut(data: bytes) -> bool:
+    """Whether the segments before the image data run off the end of the file (ITU T.81, annex B)."""
+    at = 2
+    while at + 4 <= len(data):
+        if data[at] != 0xFF:
+            return False
+        if data[at + 1] == 0xDA:
+            return False
+        at += 2 + struct.unpack_from(">H", data, at + 2)[0]
+    return True
