@@ -24,6 +24,7 @@ REQUIREMENTS = ROOT / "requirements"
 TORCH_INDEX = "https://download.pytorch.org/whl/cpu"
 MINIMUM_GLIBC = (2, 35)
 HEARTBEAT_S = 10.0
+EXPORT = ".venv-export"
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,7 @@ TORCH = Layer("torch-cpu", ("--no-deps", "--extra-index-url", TORCH_INDEX, "--re
 ENVIRONMENTS = {
     "serve": Environment(".venv", SERVE, ("client", ".")),
     "dev": Environment(".venv", (*SERVE, Layer("dev")), ("client", ".")),
-    "export": Environment(".venv-export", (TORCH, Layer("export")), (".",)),
+    "export": Environment(EXPORT, (TORCH, Layer("export")), (".",)),
 }
 
 
@@ -74,11 +75,14 @@ def check_machine() -> None:
 
 def stamp_of(environment: Environment) -> str:
     """What an environment is made from: the Python and every file that decides its content."""
-    digest = hashlib.sha256(f"{sys.version} {ROOT}".encode())
+    # Any of the Pythons will do to export with (see `main`); the others must have the one that was asked for.
+    python = "" if environment.folder == EXPORT else sys.version
+    digest = hashlib.sha256(f"{python} {ROOT}".encode())
     for layer in environment.layers:
         digest.update(layer.file.read_bytes())
     for project in environment.projects:
-        digest.update((ROOT / project / "pyproject.toml").read_bytes())
+        # What stands behind the metadata configures tools, and changes nothing that is installed.
+        digest.update((ROOT / project / "pyproject.toml").read_text().split("\n[tool.ruff]")[0].encode())
     return digest.hexdigest()
 
 
@@ -98,14 +102,14 @@ def make(kind: str) -> None:
     environment = ENVIRONMENTS[kind]
     folder = ROOT / environment.folder
     stamp, wanted = folder / ".ready", stamp_of(environment)
-    if contains(stamp, wanted):
+    python = folder / "bin" / "python"
+    if contains(stamp, wanted) and python.exists():
         return
     # The larger environment includes the smaller one: never shrink it, and add to it without starting over.
     done = set(stamp.read_text().split()) if stamp.is_file() else set()
     current = {name: stamp_of(other) for name, other in ENVIRONMENTS.items() if other.folder == environment.folder}
-    if kind == "serve" and current.get("dev") in done:
+    if kind == "serve" and current.get("dev") in done and python.exists():
         return
-    python = folder / "bin" / "python"
     layers = environment.layers
     if done & set(current.values()) and python.exists():
         layers = tuple(layer for layer in layers if layer not in SERVE)
@@ -167,22 +171,48 @@ def pip(python: Path, *arguments: str) -> None:
         raise SetupFailure(f"pip could not install {arguments[-1]}: " + " ".join(errors))
 
 
-def main() -> int:
-    kind = sys.argv[1]
-    with open(ROOT / ".setup.lock", "w") as lock:  # two makes at once take turns
+def others() -> list[str]:
+    """Further Pythons on this machine that could carry an environment."""
+    found = []
+    for name in ("python3.12", "python3.11", "python3.10"):
+        path = shutil.which(name)
+        if path is None:
+            continue
+        # A version manager's shim may be there without a Python behind it.
+        check = subprocess.run([path, str(ROOT / "scripts" / "check_python.py")], capture_output=True, check=False)
+        if check.returncode == 0 and f"{sys.version_info[0]}.{sys.version_info[1]}" not in name:
+            found.append(path)
+    return found
+
+
+def locked_make(kind: str) -> None:
+    """``make``, while no other set-up is at work in this checkout."""
+    with open(ROOT / ".setup.lock", "w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             print("Another set-up is at work here; waiting for it.", flush=True)
             fcntl.flock(lock, fcntl.LOCK_EX)
-        try:
-            make(kind)
-        except SetupFailure as failure:
-            print(f"error: {failure}", file=sys.stderr)
-            return 1
-        except KeyboardInterrupt:
-            print("\nInterrupted; the next run starts this step again.", file=sys.stderr)
-            return 130
+        make(kind)
+
+
+def main() -> int:
+    """``environment.py KIND [--only]``: 0 if the environment is ready."""
+    kind, only = sys.argv[1], "--only" in sys.argv[2:]
+    try:
+        locked_make(kind)
+    except SetupFailure as failure:
+        # PyTorch's CPU build may be out of reach for one Python and at hand for another; any can export.
+        if kind == "export" and not only:
+            for python in others():
+                print(f"{failure}\nTrying {python} for {EXPORT} instead.", file=sys.stderr, flush=True)
+                if subprocess.run([python, __file__, kind, "--only"], check=False).returncode == 0:
+                    return 0
+        print(f"error: {failure}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("\nInterrupted; the next run starts this step again.", file=sys.stderr)
+        return 130
     return 0
 
 

@@ -50,7 +50,9 @@ class Settings:
             raise ValueError("at least one URL is needed, such as 'localhost:8001'")
         for one in urls:
             if "://" in one:
-                raise ValueError(f"{one!r} is no gRPC address: give HOST:PORT without a scheme, such as 'localhost:8001'")
+                raise ValueError(
+                    f"{one!r} is no gRPC address: give HOST:PORT without a scheme, such as 'localhost:8001'"
+                )
         metadata = tuple((key.lower(), value) for key, value in (headers or {}).items())
         return cls(urls, model, tls, metadata, check_timeout(timeout), retry or RetryPolicy())
 

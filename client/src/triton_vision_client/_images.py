@@ -43,7 +43,7 @@ def encode(image: ImageSource) -> bytes:
     if pillow is not None and isinstance(image, pillow.Image):
         return _ppm(_pixels(image))
     raise TypeError(
-        f"an image is a path, bytes, a binary file object, a PIL image or an HxWx3 uint8 array, not {type(image).__name__}"
+        f"an image is a path, bytes, a binary file, a PIL image or an HxWx3 uint8 array, not {type(image).__name__}"
     )
 
 
@@ -58,7 +58,7 @@ def encode_or_refuse(image: ImageSource) -> Union[bytes, BadImageError]:
 
 
 def _pixels(image: Any) -> NDArray[Any]:
-    from PIL import Image, ImageOps  # noqa: PLC0415 - installed, since the caller has an image of it
+    from PIL import Image, ImageOps
 
     upright = ImageOps.exif_transpose(image)
     if upright.mode.startswith("I;16") or upright.mode == "I":

@@ -32,9 +32,7 @@ MESSAGE_OPTIONS = [("grpc.max_send_message_length", -1), ("grpc.max_receive_mess
 REFUSAL = re.compile(r"image (\d+): ([a-z_]+): (.*)", re.DOTALL)
 
 
-def build_request(
-    model: str, images: Sequence[bytes], top_k: Optional[int], mask: bool, timeout: float
-) -> Any:
+def build_request(model: str, images: Sequence[bytes], top_k: Optional[int], mask: bool, timeout: float) -> Any:
     """A ``ModelInferRequest`` of encoded images.
 
     Args:
@@ -48,7 +46,7 @@ def build_request(
     size = sum(map(len, images)) + 4 * len(images)
     if size >= 2**31 - 4096:
         raise RequestTooLargeError(
-            f"the request has {size / 2**30:.1f} GiB, and one message carries less than 2 GiB: send fewer images at once"
+            f"the request has {size / 2**30:.1f} GiB, and a message carries less than 2 GiB: send fewer images at once"
         )
     request = service_pb2.ModelInferRequest(model_name=model)
     request.inputs.add(name="IMAGE", datatype="BYTES", shape=[len(images), 1])
@@ -59,7 +57,9 @@ def build_request(
     if mask:
         request.parameters["on_bad_image"].string_param = "mask"
     request.parameters["timeout"].int64_param = max(1, int(timeout * 1e6))
-    request.raw_input_contents.append(b"".join(part for image in images for part in (struct.pack("<I", len(image)), image)))
+    request.raw_input_contents.append(
+        b"".join(part for image in images for part in (struct.pack("<I", len(image)), image))
+    )
     return request
 
 
@@ -135,7 +135,9 @@ def translate(
     if code == code_is.DEADLINE_EXCEEDED:
         if connected:
             return DeadlineExceededError(f"{address} did not answer within {timeout:g} s")
-        return ServerUnavailableError(f"no connection to {address} within {timeout:g} s: check the address and the network")
+        return ServerUnavailableError(
+            f"no connection to {address} within {timeout:g} s: check the address and the network"
+        )
     if code == code_is.UNAVAILABLE:
         return _unavailable(details, lower, model, address)
     if code == code_is.INTERNAL and "is not healthy" in lower:
@@ -162,7 +164,9 @@ def _unavailable(details: str, lower: str, model: str, address: str) -> VisionCl
         return ModelNotFoundError(f"model {model!r} at {address} is not ready ({details})")
     if "ssl" in lower or "handshake" in lower or "certificate" in lower:
         return ServerUnavailableError(f"no secure connection to {address}: check its certificate and tls= ({details})")
-    return ServerUnavailableError(f"no server answers at {address}: is it running, and is the address right? ({details})")
+    return ServerUnavailableError(
+        f"no server answers at {address}: is it running, and is the address right? ({details})"
+    )
 
 
 def may_retry(error: VisionClientError, details: str) -> bool:

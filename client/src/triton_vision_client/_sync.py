@@ -14,7 +14,6 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from triton_vision_client import _protocol
 from triton_vision_client._core import DEFAULT_TIMEOUT_S, WINDOW, Attempts, Batch, Settings, check_timeout, pack
-
 from triton_vision_client._images import ImageSource, encode
 from triton_vision_client._options import RetryPolicy, TLSConfig
 from triton_vision_client._results import Result
@@ -163,9 +162,7 @@ class ImageClient:
 
     # -- one request --------------------------------------------------------------------------------------------
 
-    def _stream(
-        self, batches: Iterator[Batch], top_k: Optional[int], model: str, timeout: float
-    ) -> Iterator[Result]:
+    def _stream(self, batches: Iterator[Batch], top_k: Optional[int], model: str, timeout: float) -> Iterator[Result]:
         flying: deque[tuple[Batch, Optional[_Flight]]] = deque()
         try:
             for batch in batches:
@@ -243,5 +240,3 @@ def _land(batch: Batch, flight: Optional[_Flight]) -> Iterator[Result]:
     if flight is not None:
         answers = _protocol.parse_response(flight.land(), batch.travelling())
     yield from batch.merge(answers)
-
-

@@ -14,7 +14,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser = subparsers.add_parser(
         "bench",
         help="measure a running server",
-        description="Sends the images from several callers at once, each with one image at a time under way, and prints "
+        description="Sends the images from several callers at once, each with one image under way, and prints "
         "the rate and the latency. The first second is not counted.",
     )
     parser.add_argument("paths", nargs="+", metavar="PATH", help="images, folders or globs to take turns with")
@@ -30,8 +30,9 @@ WARM_UP_S = 1.0
 
 def run(args: argparse.Namespace) -> int:
     """Measures; 2 if a call failed."""
-    from triton_vision.cli.classify import find_files  # noqa: PLC0415
-    from triton_vision_client import ImageClient, VisionClientError  # noqa: PLC0415 - gRPC takes a while to import
+    from triton_vision_client import ImageClient, VisionClientError
+
+    from triton_vision.cli.classify import find_files
 
     if args.callers < 1 or not args.seconds > 0:
         print("error: --callers must be at least 1, and --seconds above 0", file=sys.stderr)

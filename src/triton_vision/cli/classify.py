@@ -34,7 +34,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def run(args: argparse.Namespace) -> int:
     """Classifies; returns the exit code."""
-    from triton_vision_client import ImageClient, VisionClientError  # noqa: PLC0415 - gRPC takes a while to import
+    from triton_vision_client import ImageClient, VisionClientError
 
     try:
         files = list(find_files(args.paths))

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import signal
 import sys
 
@@ -35,10 +36,10 @@ def main() -> int:
     if made == 2:
         return 2
 
-    from triton_vision.repository import RepositoryError  # noqa: PLC0415 - after prepare, which needs none of this
-    from triton_vision.server import ServerError, TritonServer  # noqa: PLC0415
+    from triton_vision.repository import RepositoryError
+    from triton_vision.server import ServerError, TritonServer
 
-    paths = args.paths or [str(root / "samples" / "*.jpg")]
+    paths = args.paths or [os.path.relpath(root / "samples" / "*.jpg")]
     code = 0
     try:
         print("Starting Triton …", flush=True)

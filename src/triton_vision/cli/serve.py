@@ -45,8 +45,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def run(args: argparse.Namespace) -> int:
     """Serves until a signal; 0 after a clean end, 2 if it could not serve."""
-    from triton_vision.repository import RepositoryError  # noqa: PLC0415 - gRPC takes a while to import
-    from triton_vision.server import ServerError, TritonServer  # noqa: PLC0415
+    from triton_vision.repository import RepositoryError
+    from triton_vision.server import ServerError, TritonServer
 
     repository = find_repository(args.repository)
     if repository is None:
@@ -97,6 +97,6 @@ def run(args: argparse.Namespace) -> int:
 
 def _mend(name: str, why: str) -> str:
     """What makes a missing artifact, where the suite can make it."""
-    from triton_vision.export.networks import NETWORKS  # noqa: PLC0415
+    from triton_vision.export.networks import NETWORKS
 
     return f" (make it: triton-vision prepare {name})" if name in NETWORKS and why.startswith("has no") else ""

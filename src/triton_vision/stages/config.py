@@ -30,9 +30,7 @@ DTYPES: dict[str, DTypeLike] = {
     "TYPE_STRING": np.object_,
 }
 # Parameters of the Python backend itself, and of the suite's server: no stage's business, so no stage's error.
-FOREIGN_PARAMETERS = frozenset(
-    {"EXECUTION_ENV_PATH", "FORCE_CPU_ONLY_INPUT_TENSORS", "PREFERRED_MEMORY", "artifacts"}
-)
+FOREIGN_PARAMETERS = frozenset({"EXECUTION_ENV_PATH", "FORCE_CPU_ONLY_INPUT_TENSORS", "PREFERRED_MEMORY", "artifacts"})
 
 
 @dataclass(frozen=True)
@@ -103,8 +101,10 @@ class StageConfig:
             raise ConfigError(f"{field} {name} ({shapes}) is missing")
         tensor = tensors[name]
         dims = kinds.get(tensor.triton_type)
-        if dims is None or len(dims) != len(tensor.dims) or any(
-            wanted not in (-1, given) for wanted, given in zip(dims, tensor.dims, strict=True)
+        if (
+            dims is None
+            or len(dims) != len(tensor.dims)
+            or any(wanted not in (-1, given) for wanted, given in zip(dims, tensor.dims, strict=True))
         ):
             raise ConfigError(f"{field} {name} is {tensor.triton_type} {list(tensor.dims)}, and must be {shapes}")
         return tensor

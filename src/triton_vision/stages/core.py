@@ -24,7 +24,7 @@ class EmbeddedCore(BatchStage):
     """
 
     def setup(self, config: StageConfig) -> None:
-        import openvino  # noqa: PLC0415 - only this stage needs it
+        import openvino
 
         given = config.require("input", "INPUT__0", {"TYPE_UINT8": (-1, -1, -1), "TYPE_FP32": (-1, -1, -1)})
         answer = config.require("output", "OUTPUT__0", {"TYPE_FP32": (-1,)})

@@ -151,7 +151,9 @@ class BatchStage(Stage):
 
 def _empty(tensor: Tensor, count: int) -> Array:
     if any(size < 0 for size in tensor.dims):
-        raise ConfigError(f"output {tensor.name}: dims {list(tensor.dims)} must be fixed for a stage that works on items")
+        raise ConfigError(
+            f"output {tensor.name}: dims {list(tensor.dims)} must be fixed for a stage that works on items"
+        )
     return np.zeros((count, *tensor.dims), tensor.dtype)
 
 
@@ -171,7 +173,7 @@ class Adapter:
     def __init__(self, utils: Any = None) -> None:
         # Triton's module exists inside its stub alone; tests hand in a stand-in.
         if utils is None:
-            import triton_python_backend_utils as utils  # noqa: PLC0415
+            import triton_python_backend_utils as utils
         self.utils = utils
 
     # -- Triton's verbs -----------------------------------------------------------------------------------------
@@ -258,9 +260,7 @@ class Adapter:
         for span in spans:
             self._attempt(lambda span: self._finish(span, outputs, status, failures), span)
 
-    def _finish(
-        self, span: Span, outputs: tuple[Array, ...], status: Array, failures: Mapping[int, Exception]
-    ) -> None:
+    def _finish(self, span: Span, outputs: tuple[Array, ...], status: Array, failures: Mapping[int, Exception]) -> None:
         rows = range(span.rows.start, span.rows.stop)
         for row in rows:
             if row in failures:
@@ -279,7 +279,10 @@ class Adapter:
         else:
             trace = "".join(traceback.format_exception(error))
             self.utils.Logger.log_error(f"{self.config.name}: {trace}")
-            told = (f"{self.config.name} failed on this request ({type(error).__name__}); the server's log says more", False)
+            told = (
+                f"{self.config.name} failed on this request ({type(error).__name__}); the server's log says more",
+                False,
+            )
         for span in spans:
             span.error = told
 

@@ -32,7 +32,9 @@ class Postprocess(BatchStage):
         try:
             labels = path.read_text(encoding="utf-8").splitlines()
         except (OSError, UnicodeDecodeError):
-            raise ConfigError(f"parameters labels: {file} cannot be read as UTF-8 text in the model's directory") from None
+            raise ConfigError(
+                f"parameters labels: {file} cannot be read as UTF-8 text in the model's directory"
+            ) from None
         self.classes = logits.dims[0] if logits.dims[0] > 0 else len(labels)
         if len(labels) != self.classes:
             raise ConfigError(f"parameters labels: {file} has {len(labels)} lines, and LOGITS {self.classes} classes")
@@ -51,7 +53,9 @@ class Postprocess(BatchStage):
         scores: NDArray[np.float32] = shifted / shifted.sum(axis=1, keepdims=True)
         return scores
 
-    def respond(self, outputs: tuple[NDArray[Any], ...], status: NDArray[Any], options: int) -> tuple[NDArray[Any], ...]:
+    def respond(
+        self, outputs: tuple[NDArray[Any], ...], status: NDArray[Any], options: int
+    ) -> tuple[NDArray[Any], ...]:
         (scores,) = outputs
         refused = status != b""
         if not np.isfinite(scores[~refused]).all():

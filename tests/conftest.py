@@ -1,0 +1,62 @@
+"""What tests share: one real Triton for the session, and small images made on the spot."""
+
+from __future__ import annotations
+
+import io
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from triton_vision.server import TritonServer
+
+ROOT = Path(__file__).resolve().parent.parent
+SAMPLES = ROOT / "samples"
+COMMAND = [sys.executable, "-m", "triton_vision.cli.main"]
+
+
+@pytest.fixture(scope="session")
+def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the model repository: EfficientNet-Lite0 with its real weights, ResNet-50 with random ones.
+
+    The exports are kept between runs, outside the checkout's own repository, and made again when they are stale.
+    """
+    kept = ROOT / "build" / "test-repository"
+    kept.mkdir(parents=True, exist_ok=True)
+    shutil.copytree(
+        ROOT / "model_repository", kept, dirs_exist_ok=True, ignore=shutil.ignore_patterns("model.onnx*", "__pycache__")
+    )
+    subprocess.run([*COMMAND, "prepare", "--repository", str(kept), "--weights", "random"], check=True)
+    copy = tmp_path_factory.mktemp("models") / "repository"
+    shutil.copytree(kept, copy)
+    return copy
+
+
+@pytest.fixture(scope="session")
+def server(repository: Path) -> Iterator[TritonServer]:
+    """A real Triton on ``repository``, on free ports."""
+    with TritonServer(repository) as running:
+        yield running
+
+
+def jpeg(seed: int, size: tuple[int, int] = (320, 240), **options: object) -> bytes:
+    """A JPEG of smooth random colours, another one for each seed."""
+    return encoded(noise(seed, size), "JPEG", quality=90, **options)
+
+
+def noise(seed: int, size: tuple[int, int] = (320, 240)) -> Image.Image:
+    """An RGB image of smooth random colours."""
+    small = np.random.default_rng(seed).integers(0, 256, (6, 8, 3), dtype=np.uint8)
+    return Image.fromarray(small).resize(size, Image.Resampling.BICUBIC)
+
+
+def encoded(image: Image.Image, kind: str, **options: object) -> bytes:
+    """The image as a file of that format."""
+    buffer = io.BytesIO()
+    image.save(buffer, kind, **options)
+    return buffer.getvalue()

@@ -1,0 +1,218 @@
+"""Raw images in, labels out, through a real Triton over real gRPC."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+from PIL import Image
+from tritonclient import grpc as triton
+
+from tests.conftest import ROOT, SAMPLES, jpeg, noise
+from triton_vision.server import TritonServer
+from triton_vision_client import ImageClient
+
+LITE = "ensemble_lite"
+
+
+def infer(
+    server: TritonServer,
+    model: str,
+    images: list[bytes],
+    parameters: dict[str, Any] | None = None,
+    outputs: tuple[str, ...] = ("LABELS", "CLASS_IDS", "SCORES", "STATUS"),
+) -> list[Any]:
+    """The stock client's way, so that the suite's own client is no part of what is tested."""
+    tensor = triton.InferInput("IMAGE", [len(images), 1], "BYTES")
+    tensor.set_data_from_numpy(np.array(images, np.object_).reshape(-1, 1))
+    with triton.InferenceServerClient(server.grpc_address) as client:
+        result = client.infer(
+            model, [tensor], outputs=[triton.InferRequestedOutput(name) for name in outputs], parameters=parameters
+        )
+        return [result.as_numpy(name) for name in outputs]
+
+
+@pytest.mark.parametrize(
+    ("photo", "words"),
+    [("coffee", ("espresso",)), ("cat", ("cat",)), ("rocket", ("missile",)), ("palace", ("palace",))],
+)
+def test_samples_have_the_right_top_1(server: TritonServer, photo: str, words: tuple[str, ...]) -> None:
+    labels, ids, scores, status = infer(server, LITE, [(SAMPLES / f"{photo}.jpg").read_bytes()])
+    assert any(word in labels[0, 0].decode() for word in words)
+    assert labels.shape == ids.shape == scores.shape == (1, 5)
+    assert status.tolist() == [[b""]]
+    assert (np.diff(scores[0]) <= 0).all()
+
+
+def test_24_images_of_many_sizes_in_one_request_each_get_their_own_answer(server: TritonServer) -> None:
+    images = [jpeg(seed, (100 + 13 * seed, 400 - 9 * seed)) for seed in range(24)]
+    together = infer(server, LITE, images, {"top_k": 1000})
+    for row, image in enumerate(images):
+        alone = infer(server, LITE, [image], {"top_k": 1000})
+        order = np.argsort(alone[1][0])
+        found = np.argsort(together[1][row])
+        np.testing.assert_allclose(together[2][row][found], alone[2][0][order], atol=1e-5)
+    assert len({tuple(ids[:20]) for ids in together[1].tolist()}) == 24
+
+
+def test_32_concurrent_callers_each_get_their_own_answer(server: TritonServer) -> None:
+    images = [jpeg(seed) for seed in range(32)]
+    expected = [infer(server, LITE, [image])[1][0, 0] for image in images]
+    with ThreadPoolExecutor(32) as pool:
+        found = list(pool.map(lambda image: infer(server, LITE, [image])[1][0, 0], images * 3))
+    assert found == expected * 3
+
+
+def test_pixels_equal_the_recipe(server: TritonServer) -> None:
+    photo = SAMPLES / "rocket.jpg"
+    (pixels,) = infer(server, "preprocess", [photo.read_bytes()], outputs=("PIXELS",))
+    image = Image.open(photo)
+    width, height = image.size
+    resized = image.resize((int(256 * width / height), 256), Image.Resampling.BILINEAR)
+    left, top = round((resized.width - 224) / 2.0), round((resized.height - 224) / 2.0)
+    expected = np.asarray(resized.crop((left, top, left + 224, top + 224)))
+    assert pixels.dtype == np.uint8
+    assert np.abs(pixels[0].astype(int) - expected).max() <= 1
+
+
+@pytest.fixture(scope="session")
+def resnet_logits(
+    server: TritonServer, repository: Path, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[list[bytes], np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """Images, the logits that Triton's core gives on their served pixels, and the PyTorch module's on the same."""
+    folder = tmp_path_factory.mktemp("logits")
+    images = [(SAMPLES / name).read_bytes() for name in ("cat.jpg", "coffee.jpg")] + [jpeg(7)]
+    (pixels,) = infer(server, "preprocess", images, outputs=("PIXELS",))
+    np.save(folder / "pixels.npy", pixels)
+    # torch lives in an environment of its own.
+    subprocess.run(
+        [ROOT / ".venv-export" / "bin" / "python", ROOT / "tests" / "export" / "reference.py", folder], check=True
+    )
+    tensor = triton.InferInput("INPUT__0", list(pixels.shape), "UINT8")
+    tensor.set_data_from_numpy(pixels)
+    with triton.InferenceServerClient(server.grpc_address) as client:
+        served = client.infer("resnet50_trt", [tensor]).as_numpy("OUTPUT__0")
+    return images, served, np.load(folder / "logits.npy")
+
+
+def test_the_core_equals_the_pytorch_module(resnet_logits: tuple[Any, Any, Any]) -> None:
+    _, served, expected = resnet_logits
+    assert served.shape == expected.shape == (3, 1000)
+    assert np.abs(served - expected).max() <= 1e-3 * np.ptp(expected)
+    assert np.ptp(expected) > 0.1  # the comparison would mean nothing on logits that are all alike
+
+
+def test_scores_are_the_softmax_of_the_module(server: TritonServer, resnet_logits: tuple[Any, Any, Any]) -> None:
+    images, _, logits = resnet_logits
+    exponential = np.exp(logits.astype(np.float64) - logits.max(axis=1, keepdims=True))
+    expected = exponential / exponential.sum(axis=1, keepdims=True)
+    _, ids, scores, _ = infer(server, "ensemble", images, {"top_k": 1000})
+    assert sorted(ids[0].tolist()) == list(range(1000))
+    np.testing.assert_allclose(scores, np.take_along_axis(expected, ids, axis=1), atol=1e-4)
+
+
+@pytest.mark.parametrize("model", ["ensemble", LITE])
+def test_one_bad_image_costs_only_itself_when_masked(server: TritonServer, model: str) -> None:
+    good = [jpeg(1), jpeg(2)]
+    labels, ids, scores, status = infer(server, model, [good[0], b"text", good[1]], {"on_bad_image": "mask"})
+    assert status[1, 0].startswith(b"unsupported_format: ")
+    assert labels[1].tolist() == [b""] * 5
+    assert ids[1].tolist() == [-1] * 5
+    assert scores[1].tolist() == [0.0] * 5
+    for row, image in ((0, good[0]), (2, good[1])):
+        np.testing.assert_allclose(scores[row], infer(server, model, [image])[2][0], atol=1e-5)
+        assert status[row, 0] == b""
+
+
+@pytest.mark.parametrize("model", ["ensemble", LITE])
+def test_a_bad_image_fails_its_request_with_its_index_and_reason(server: TritonServer, model: str) -> None:
+    with pytest.raises(triton.InferenceServerException, match=r"image 1: truncated: [^/]*$") as caught:
+        infer(server, model, [jpeg(1), jpeg(2)[:900]])
+    assert "INVALID_ARGUMENT" in caught.value.status()
+
+
+def test_neighbours_in_a_dynamic_batch_never_notice(server: TritonServer) -> None:
+    images = [jpeg(seed) for seed in range(6)]
+    expected = [infer(server, LITE, [image])[1].tolist() for image in images]
+
+    def call(number: int) -> Any:
+        if number % 4 == 3:
+            try:
+                infer(server, LITE, [images[0], b"\xff\xd8\xff junk"])
+            except triton.InferenceServerException as error:
+                return error.status()
+        return infer(server, LITE, [images[number % 6]])[1].tolist()
+
+    with ThreadPoolExecutor(32) as pool:
+        answers = list(pool.map(call, range(96)))
+    for number, answer in enumerate(answers):
+        assert answer == ("StatusCode.INVALID_ARGUMENT" if number % 4 == 3 else expected[number % 6])
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [{"top_k": 0}, {"top_k": 1001}, {"top_k": -1}, {"top_k": True}, {"top_k": "3"}, {"on_bad_image": "skip"}],
+)
+def test_wrong_parameters_are_invalid_arguments(server: TritonServer, parameters: dict[str, Any]) -> None:
+    with pytest.raises(triton.InferenceServerException, match=next(iter(parameters))) as caught:
+        infer(server, LITE, [jpeg(1)], parameters)
+    assert "INVALID_ARGUMENT" in caught.value.status()
+
+
+def test_unknown_parameters_are_ignored(server: TritonServer) -> None:
+    assert infer(server, LITE, [jpeg(1)], {"x_forwarded": "yes", "top_k": 2})[1].shape == (1, 2)
+
+
+def test_33_images_are_refused_and_32_served(server: TritonServer) -> None:
+    assert infer(server, LITE, [jpeg(1, (64, 64))] * 32)[3].shape == (32, 1)
+    with pytest.raises(triton.InferenceServerException, match="32"):
+        infer(server, LITE, [jpeg(1, (64, 64))] * 33)
+
+
+def test_plain_http_as_the_readme_shows(server: TritonServer, tmp_path: Path) -> None:
+    readme = (ROOT / "README.md").read_text()
+    script = readme.split("<!-- curl -->")[1].split("```sh\n")[1].split("```")[0]
+    script = script.replace("localhost:8000", server.http_address).replace("coffee.jpg", "samples/coffee.jpg")
+    script = script.replace("samples/samples/", "samples/")
+    done = subprocess.run(["bash", "-euc", script], cwd=ROOT, capture_output=True, text=True, check=True)
+    answer = json.loads(done.stdout)
+    outputs = {output["name"]: output["data"] for output in answer["outputs"]}
+    assert outputs["LABELS"][0] == "espresso"
+
+
+def test_serving_imports_no_torch(server: TritonServer) -> None:
+    stubs = subprocess.run(["pgrep", "-g", str(server.pid)], capture_output=True, text=True, check=True).stdout.split()
+    maps = "".join(Path(f"/proc/{pid}/maps").read_text() for pid in stubs)
+    assert "libopenvino" in maps
+    assert "libtorch" not in maps
+    code = "import sys, triton_vision.cli.main, triton_vision_client; sys.exit('torch' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_arrays_travel_without_loss(server: TritonServer, tmp_path: Path) -> None:
+    image = noise(3, (300, 280))
+    image.save(tmp_path / "image.png")
+    with ImageClient(server.grpc_address, model=LITE) as client:
+        expected = client.classify(tmp_path / "image.png").predictions
+        assert client.classify(np.asarray(image)).predictions == expected
+        assert client.classify(image).predictions == expected
+
+
+def test_a_caller_s_timeout_reaches_the_server(server: TritonServer) -> None:
+    # One microsecond in the queue: the server drops the work of a caller who is gone.
+    request = triton.InferInput("IMAGE", [1, 1], "BYTES")
+    request.set_data_from_numpy(np.array([[jpeg(1)]], np.object_))
+    with (
+        triton.InferenceServerClient(server.grpc_address) as client,
+        pytest.raises(triton.InferenceServerException) as caught,
+    ):
+        for _ in range(50):
+            client.infer(LITE, [request], timeout=1)
+    assert str(grpc.StatusCode.UNAVAILABLE) in caught.value.status()
