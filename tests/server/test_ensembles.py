@@ -13,11 +13,11 @@ import grpc
 import numpy as np
 import pytest
 from PIL import Image
+from triton_vision_client import ImageClient
 from tritonclient import grpc as triton
 
 from tests.conftest import ROOT, SAMPLES, jpeg, noise
 from triton_vision.server import TritonServer
-from triton_vision_client import ImageClient
 
 LITE = "ensemble_lite"
 
@@ -84,7 +84,7 @@ def test_pixels_equal_the_recipe(server: TritonServer) -> None:
 
 @pytest.fixture(scope="session")
 def resnet_logits(
-    server: TritonServer, repository: Path, tmp_path_factory: pytest.TempPathFactory
+    server: TritonServer, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[list[bytes], np.ndarray[Any, Any], np.ndarray[Any, Any]]:
     """Images, the logits that Triton's core gives on their served pixels, and the PyTorch module's on the same."""
     folder = tmp_path_factory.mktemp("logits")
@@ -176,7 +176,7 @@ def test_33_images_are_refused_and_32_served(server: TritonServer) -> None:
         infer(server, LITE, [jpeg(1, (64, 64))] * 33)
 
 
-def test_plain_http_as_the_readme_shows(server: TritonServer, tmp_path: Path) -> None:
+def test_plain_http_as_the_readme_shows(server: TritonServer) -> None:
     readme = (ROOT / "README.md").read_text()
     script = readme.split("<!-- curl -->")[1].split("```sh\n")[1].split("```")[0]
     script = script.replace("localhost:8000", server.http_address).replace("coffee.jpg", "samples/coffee.jpg")
@@ -213,6 +213,5 @@ def test_a_caller_s_timeout_reaches_the_server(server: TritonServer) -> None:
         triton.InferenceServerClient(server.grpc_address) as client,
         pytest.raises(triton.InferenceServerException) as caught,
     ):
-        for _ in range(50):
-            client.infer(LITE, [request], timeout=1)
+        client.infer(LITE, [request], timeout=1)
     assert str(grpc.StatusCode.UNAVAILABLE) in caught.value.status()

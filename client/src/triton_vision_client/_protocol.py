@@ -128,6 +128,8 @@ def translate(
     refusal = REFUSAL.search(details)
     if code == code_is.INVALID_ARGUMENT and refusal:
         return BadImageError(refusal[2], refusal[3], int(refusal[1]))
+    if code in (code_is.UNAUTHENTICATED, code_is.PERMISSION_DENIED) or "protocol is restricted" in lower:
+        return AuthenticationError(f"{address} refuses the call: check headers and token ({details})")
     if "unknown model" in lower or code == code_is.NOT_FOUND:
         return ModelNotFoundError(
             f"{address} serves no model {model!r}: see what it serves, or name another model ({details})"
@@ -142,8 +144,6 @@ def translate(
         return _unavailable(details, lower, model, address)
     if code == code_is.INTERNAL and "is not healthy" in lower:
         return ServerUnavailableError(f"model {model!r} at {address} is broken; restart that server ({details})")
-    if code in (code_is.UNAUTHENTICATED, code_is.PERMISSION_DENIED) or "restricted" in lower:
-        return AuthenticationError(f"{address} refuses the call: check headers and token ({details})")
     if code == code_is.RESOURCE_EXHAUSTED:
         return RequestTooLargeError(f"{address} refuses the message: send fewer or smaller images at once ({details})")
     if code == code_is.UNIMPLEMENTED:
@@ -156,9 +156,11 @@ def _unavailable(details: str, lower: str, model: str, address: str) -> VisionCl
         return ServerOverloadedError(f"the queue of {address} is full: try again later, or send less ({details})")
     if "timeout expired" in lower or "request timeout" in lower:
         return ServerOverloadedError(f"the request waited too long in the queue of {address} ({details})")
-    if "http1" in lower or "http/1" in lower or "http2" in lower or "settings frame" in lower:
+    # Triton's HTTP and metrics ports close the connection at once; other HTTP servers answer in HTTP/1.
+    if "http1" in lower or "settings frame" in lower or ("failed to connect" in lower and "socket closed" in lower):
         return ServerUnavailableError(
-            f"{address} does not speak gRPC: use the server's gRPC port (8001 unless it was changed)"
+            f"{address} accepts connections, but does not speak gRPC (or wants TLS): "
+            "use the server's gRPC port (8001 unless it was changed)"
         )
     if "not ready" in lower or "no available versions" in lower:
         return ModelNotFoundError(f"model {model!r} at {address} is not ready ({details})")

@@ -24,22 +24,23 @@ class _Server:
 
     def __init__(self, url: str, settings: Settings) -> None:
         self.url = url
-        self.connected = False
         credentials = settings.credentials()
         self.channel = (
             grpc.insecure_channel(url, options=_protocol.MESSAGE_OPTIONS)
             if credentials is None
             else grpc.secure_channel(url, credentials, options=_protocol.MESSAGE_OPTIONS)
         )
-        self.channel.subscribe(self._notice)
         self.stub = service_pb2_grpc.GRPCInferenceServiceStub(self.channel)
 
-    def _notice(self, state: Any) -> None:
-        self.connected = state == grpc.ChannelConnectivity.READY
+    @property
+    def connected(self) -> bool:
+        """Whether the connection is up; True where that cannot be known.
 
-    def close(self) -> None:
-        self.channel.unsubscribe(self._notice)
-        self.channel.close()
+        The asyncio channel tells its state, this one only through ``subscribe``, whose polling thread races with
+        ``close`` and raises in the background: so the state is read where that thread reads it.
+        """
+        check = getattr(getattr(self.channel, "_channel", None), "check_connectivity_state", None)
+        return check is None or bool(check(False) == grpc.ChannelConnectivity.READY.value[0])
 
 
 class ImageClient:
@@ -147,7 +148,7 @@ class ImageClient:
         if not self._closed:
             self._closed = True
             for server in self._servers:
-                server.close()
+                server.channel.close()
 
     def __enter__(self) -> ImageClient:
         return self

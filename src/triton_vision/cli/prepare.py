@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
 
 from triton_vision.cli.paths import add_repository_option, checkout, find_repository
+from triton_vision.server import launch
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -55,13 +55,8 @@ def run(args: argparse.Namespace) -> int:
         command += ["--weights", args.weights if args.weights == "random" else str(Path(args.weights).resolve())]
     if args.force:
         command.append("--force")
-    process = subprocess.Popen(command)
-    try:
-        return process.wait()
-    except BaseException:
-        process.send_signal(signal.SIGTERM)
-        process.wait()
-        raise
+    # Bound to this process's life: an export must not go on, and write, for somebody who has left.
+    return subprocess.call([sys.executable, "-I", "-S", launch.__file__, str(os.getpid()), *command])
 
 
 def _python_with_torch() -> str | None:

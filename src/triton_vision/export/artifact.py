@@ -17,10 +17,8 @@ def write(path: Path, content: bytes, description: dict[str, Any]) -> None:
     """Replaces ``path`` and its sidecar ``path.json``.
 
     A kill at any moment leaves the old artifact or the new one, whole, and a sidecar whose ``sha256`` tells whether
-    it speaks of that artifact. What an earlier kill left is removed.
+    it speaks of that artifact.
     """
-    for stale in path.parent.glob(f".{path.name}*.tmp"):
-        stale.unlink()
     description = {"artifact": path.name, **description}
     # The sidecar goes last: until it is there, the artifact counts as unknown and is made again.
     _replace(path, content)
@@ -36,6 +34,13 @@ def read(path: Path) -> dict[str, Any]:
     except (OSError, ValueError):
         pass
     return {}
+
+
+def remove_stale(path: Path) -> None:
+    """Removes the half-written files that killed processes left beside ``path``."""
+    for stale in path.parent.glob(f".{path.name}*.tmp"):
+        if not Path("/proc", stale.name.split(".")[-2]).exists():
+            stale.unlink(missing_ok=True)
 
 
 def _replace(path: Path, content: bytes) -> None:

@@ -47,9 +47,9 @@ def _resnet50(weights: str | None) -> tuple[Any, Weights]:
         state = random_state(1000, RANDOM_SEED)
         origin = Weights("random", f"random numbers (seed {RANDOM_SEED}): its answers mean nothing", "")
     else:
-        path, origin = imagenet_checkpoint() if weights is None else (Path(weights), None)
+        path, known = imagenet_checkpoint() if weights is None else (Path(weights), None)
         state, digest = load_checkpoint(path)
-        origin = origin or Weights("file", path.name, digest)
+        origin = known or Weights("file", path.name, digest)
     module = ResNet50(_classes(state, origin))
     try:
         module.load_state_dict(state)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -30,15 +31,15 @@ def prepare(repository: Path, names: Sequence[str], weights: str | None, *, forc
     """
     unknown = [name for name in names if name not in NETWORKS]
     if unknown:
-        print(f"error: there is nothing to prepare for {unknown[0]!r}; there is for: {', '.join(NETWORKS)}")
+        _complain(f"there is nothing to prepare for {unknown[0]!r}; there is for: {', '.join(NETWORKS)}")
         return NOTHING_DONE
     chosen = [NETWORKS[name] for name in dict.fromkeys(names)] or list(NETWORKS.values())
     chosen = [network for network in chosen if (repository / network.name).is_dir()]
     if not chosen:
-        print(f"error: {repository} has no directory for {' or '.join(names or NETWORKS)}; name one with --repository")
+        _complain(f"{repository} has no directory for {' or '.join(names or NETWORKS)}; name one with --repository")
         return NOTHING_DONE
     if weights and not any(network.takes_weights for network in chosen):
-        print(f"error: --weights is for resnet50_trt, and only {', '.join(n.name for n in chosen)} was asked for")
+        _complain(f"--weights is for resnet50_trt, and only {', '.join(n.name for n in chosen)} was asked for")
         return NOTHING_DONE
     done = [_attempt(repository, network, weights if network.takes_weights else None, force) for network in chosen]
     return DONE if all(done) else SOME_FAILED if any(done) else NOTHING_DONE
@@ -48,8 +49,10 @@ def _attempt(repository: Path, network: Network, weights: str | None, force: boo
     path = repository / network.name / "1" / ARTIFACT
     try:
         _make(path, network, weights, force)
-    except (PrepareError, WeightsError) as error:
-        print(f"{network.name}: not made: {error}", flush=True)
+    except Exception as error:  # noqa: BLE001 - one model's failure must not cost the others
+        known = isinstance(error, (PrepareError, WeightsError))
+        why = str(error) if known else f"{type(error).__name__}: {error}".strip().split("\n")[0]
+        print(f"{network.name}: not made: {why}", flush=True)
         present = artifact.read(path)
         if present:
             print(f"{network.name}: the {ARTIFACT} that is there stays, from {present['weights_source']}", flush=True)
@@ -58,6 +61,7 @@ def _attempt(repository: Path, network: Network, weights: str | None, force: boo
 
 
 def _make(path: Path, network: Network, weights: str | None, force: bool) -> None:
+    artifact.remove_stale(path)
     present = {} if force else artifact.read(path)
     if present and weights is None and present["weights"] == "imagenet1k_v1" == IMAGENET1K_V1.kind:
         wanted = IMAGENET1K_V1.sha256  # known without the download
@@ -96,6 +100,10 @@ def _make(path: Path, network: Network, weights: str | None, force: bool) -> Non
         f"logits differ from PyTorch's by at most {difference:.2g}",
         flush=True,
     )
+
+
+def _complain(message: str) -> None:
+    print(f"error: {message}", file=sys.stderr)
 
 
 def _up_to_date(present: dict[str, object], sha256: str) -> bool:

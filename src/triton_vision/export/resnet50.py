@@ -73,7 +73,7 @@ def random_state(classes: int, seed: int) -> dict[str, Any]:
     each block scaled down so that the sum over the residual blocks does not explode.
     """
     generator = torch.Generator().manual_seed(seed)
-    state = ResNet50(classes).state_dict()
+    state: dict[str, Any] = ResNet50(classes).state_dict()
     for name, tensor in state.items():
         if tensor.ndim >= 2:
             fan_out = tensor.shape[0] * tensor[0, 0].numel() if tensor.ndim == 4 else tensor.shape[1]

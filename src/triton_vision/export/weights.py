@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import http.client
 import os
+import socket
 import sys
+import threading
 import time
 import urllib.error
+import urllib.parse
 import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -85,17 +89,41 @@ def download(url: str, path: Path, expected: str, timeout: float = CONNECT_TIMEO
     Raises:
         WeightsError: with the reason in one sentence. What has arrived is kept for the next try, unless it is wrong.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_suffix(path.suffix + ".part")
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _resolve(url, timeout)
         _fetch(url, part, timeout)
-    except (OSError, ValueError) as error:  # URLError, timeouts and refused connections are OSErrors
-        reason = getattr(error, "reason", None) or error
+    # URLError, timeouts and refused connections are OSErrors.
+    except (OSError, ValueError, http.client.HTTPException) as error:
+        reason = getattr(error, "reason", None) or getattr(error, "strerror", None) or error
         raise WeightsError(f"{url} cannot be downloaded ({reason})") from None
     if sha256(part) != expected:
         part.unlink()
         raise WeightsError(f"{url} is not the file it should be (its SHA-256 differs); it was not kept")
     os.replace(part, path)
+
+
+def _resolve(url: str, timeout: float) -> None:
+    """Looks the host up within ``timeout`` seconds, which the resolver by itself does not promise."""
+    host = urllib.parse.urlsplit(url).hostname or ""
+    if urllib.request.getproxies():
+        return  # the proxy looks it up
+    outcome: list[OSError] = []
+
+    def look_up() -> None:
+        try:
+            socket.getaddrinfo(host, None)
+        except OSError as error:
+            outcome.append(error)
+
+    thread = threading.Thread(target=look_up, daemon=True)
+    thread.start()
+    thread.join(timeout)
+    if thread.is_alive():
+        raise TimeoutError(f"{host} was not found within {timeout:g} s")
+    if outcome:
+        raise outcome[0]
 
 
 def _fetch(url: str, part: Path, timeout: float) -> None:
@@ -108,7 +136,8 @@ def _fetch(url: str, part: Path, timeout: float) -> None:
             return
         raise
     with answer:
-        resumed = have > 0 and answer.status == 206
+        begins = (answer.headers.get("Content-Range") or "").startswith(f"bytes {have}-")
+        resumed = have > 0 and answer.status == 206 and begins
         have = have if resumed else 0
         length = answer.headers.get("Content-Length")
         total = have + int(length) if length else 0

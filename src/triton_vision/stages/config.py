@@ -77,7 +77,9 @@ class StageConfig:
             raise ConfigError("max_batch_size must be at least 1: stages work on batches")
         self.inputs = self._tensors("input", config.get("input", []))
         self.outputs = self._tensors("output", config.get("output", []))
-        self._parameters = {key: value.get("string_value", "") for key, value in config.get("parameters", {}).items()}
+        self._parameters: dict[str, str] = {
+            key: value.get("string_value", "") for key, value in config.get("parameters", {}).items()
+        }
         self._read: set[str] = set()
 
     def _tensors(self, field: str, entries: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:

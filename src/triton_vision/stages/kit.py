@@ -15,6 +15,7 @@ into the error of the request it belongs to. A batch neighbour never notices.
 
 from __future__ import annotations
 
+import importlib
 import json
 import traceback
 from collections.abc import Mapping, Sequence
@@ -49,7 +50,8 @@ class Span:
 
     @property
     def count(self) -> int:
-        return self.rows.stop - self.rows.start
+        """How many items the request holds."""
+        return int(self.rows.stop - self.rows.start)
 
 
 class Stage:
@@ -172,9 +174,7 @@ class Adapter:
 
     def __init__(self, utils: Any = None) -> None:
         # Triton's module exists inside its stub alone; tests hand in a stand-in.
-        if utils is None:
-            import triton_python_backend_utils as utils
-        self.utils = utils
+        self.utils = importlib.import_module("triton_python_backend_utils") if utils is None else utils
 
     # -- Triton's verbs -----------------------------------------------------------------------------------------
 

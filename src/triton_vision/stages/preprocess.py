@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import numpy as np
@@ -45,6 +46,8 @@ class Preprocess(ItemStage):
         )
         # Pillow's own check knows frames and tiles that ours on the header does not; this process serves one stage.
         Image.MAX_IMAGE_PIXELS = self.limits.max_pixels
+        # Pillow warns of oddities in files that it then serves: no news for an operator.
+        warnings.filterwarnings("ignore", module="PIL")
         self.normalises = pixels.triton_type == "TYPE_FP32"
         if self.normalises:
             mean = np.array(config.numbers("mean", IMAGENET_MEAN, 3))
@@ -58,7 +61,7 @@ class Preprocess(ItemStage):
     def process(self, image: bytes) -> NDArray[Any]:
         """One encoded file to its pixels; raises ImageRefused."""
         upright = decode(image, self.limits, orient=self.orient)
-        pixels = np.asarray(resize_crop(upright, self.resize, self.crop, self.filter))
+        pixels: NDArray[Any] = np.asarray(resize_crop(upright, self.resize, self.crop, self.filter))
         if self.normalises:
-            return (pixels * self.scale + self.shift).transpose(2, 0, 1)
+            pixels = (pixels * self.scale + self.shift).transpose(2, 0, 1)
         return pixels

@@ -1,0 +1,113 @@
+"""``triton-vision classify`` and ``bench`` against a real server."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import socket
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import COMMAND, SAMPLES
+from triton_vision.server import TritonServer
+
+
+def run(*arguments: object, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*COMMAND, *map(str, arguments)], capture_output=True, text=True, timeout=60, check=False, cwd=cwd
+    )
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Two photos, a text file, an empty file, a hidden file, one photo further down."""
+    for name in ("coffee.jpg", "cat.jpg"):
+        shutil.copy(SAMPLES / name, tmp_path / name)
+    (tmp_path / "deeper").mkdir()
+    shutil.copy(SAMPLES / "rocket.jpg", tmp_path / "deeper" / "größe.jpg")
+    (tmp_path / "notes.txt").write_text("hello")
+    (tmp_path / "nothing.png").touch()
+    (tmp_path / ".hidden").write_text("no")
+    return tmp_path
+
+
+def test_a_folder_prints_labels_and_refusals_and_exits_1(server: TritonServer, folder: Path) -> None:
+    done = run("classify", folder, "--url", server.grpc_address, "--model", "ensemble_lite", "--top-k", 1)
+    rows = {line.split()[0].rsplit("/", 1)[1]: line for line in done.stdout.splitlines()}
+    assert done.returncode == 1, done.stderr
+    assert set(rows) == {"coffee.jpg", "cat.jpg", "größe.jpg", "notes.txt", "nothing.png"}
+    assert "espresso" in rows["coffee.jpg"]
+    assert "cat" in rows["cat.jpg"].split("  ", 1)[1]
+    assert "missile" in rows["größe.jpg"]
+    assert "REFUSED  unsupported_format: " in rows["notes.txt"]
+    assert "REFUSED  empty: " in rows["nothing.png"]
+
+
+def test_json_has_one_object_a_line(server: TritonServer, folder: Path) -> None:
+    done = run("classify", f"{folder}/*.*", "--url", server.grpc_address, "--model", "ensemble_lite", "--json")
+    rows = {Path(row["source"]).name: row for row in map(json.loads, done.stdout.splitlines())}
+    assert done.returncode == 1
+    assert rows["coffee.jpg"]["predictions"][0]["class_id"] == 967
+    assert len(rows["coffee.jpg"]["predictions"]) == 5
+    assert rows["nothing.png"]["error"]["reason"] == "empty"
+
+
+def test_good_photos_exit_0(server: TritonServer) -> None:
+    done = run("classify", *SAMPLES.glob("*.jpg"), "--url", server.grpc_address, "--model", "ensemble_lite")
+    assert done.returncode == 0
+    assert len(done.stdout.splitlines()) == 4
+    assert done.stderr == ""
+
+
+def test_no_server_no_model_and_no_file_are_three_plain_sentences(server: TritonServer, tmp_path: Path) -> None:
+    photo = SAMPLES / "cat.jpg"
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))  # bound, and nobody listens
+        nobody = f"127.0.0.1:{closed.getsockname()[1]}"
+        no_server = run("classify", photo, "--url", nobody, "--timeout", 5)
+    no_model = run("classify", photo, "--url", server.grpc_address, "--model", "nonesuch")
+    no_file = run("classify", tmp_path / "missing.jpg", "--url", server.grpc_address)
+    wrong_port = run("classify", photo, "--url", server.http_address)
+    said = [done.stderr for done in (no_server, no_model, no_file, wrong_port)]
+    for done, words in zip(
+        (no_server, no_model, no_file, wrong_port),
+        (f"no server answers at {nobody}", "serves no model 'nonesuch'", "missing.jpg", "does not speak gRPC"),
+        strict=True,
+    ):
+        assert done.returncode == 2
+        assert words in done.stderr
+        assert len(done.stderr.splitlines()) == 1, done.stderr
+    assert len(set(said)) == 4
+
+
+def test_a_reader_that_leaves_early_is_no_error(server: TritonServer, folder: Path) -> None:
+    command = " ".join(COMMAND)
+    script = f"{command} classify {folder} --url {server.grpc_address} --model ensemble_lite | head -n 1"
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=60, check=True)
+    assert "Traceback" not in done.stderr
+
+
+def test_bench_prints_rate_and_latency(server: TritonServer) -> None:
+    done = run(
+        "bench",
+        SAMPLES / "*.jpg",
+        "--url",
+        server.grpc_address,
+        "--model",
+        "ensemble_lite",
+        "--seconds",
+        1,
+        "--callers",
+        2,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "images/s with 2 callers; latency P50" in done.stdout
+
+
+@pytest.mark.parametrize("command", ["prepare", "serve", "classify", "bench"])
+def test_every_command_has_help(command: str) -> None:
+    done = run(command, "--help")
+    assert done.returncode == 0
+    assert "usage: triton-vision" in done.stdout

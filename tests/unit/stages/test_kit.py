@@ -1,0 +1,262 @@
+"""The kit: one response for each request, whatever the stage does; configurations checked at load."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.conftest import jpeg
+from tests.unit.stages.fakes import FakeRequest, images, load
+from triton_vision.stages import (
+    BatchStage,
+    ConfigError,
+    ImageRefused,
+    InvalidRequest,
+    ItemStage,
+    Postprocess,
+    Preprocess,
+)
+from triton_vision.stages.cpu import visible_cores
+
+PREPROCESS = """
+name: "pre" backend: "python" max_batch_size: 8
+input [{ name: "IMAGE" data_type: TYPE_STRING dims: [ 1 ] }]
+output [{ name: "PIXELS" data_type: TYPE_UINT8 dims: [ 224, 224, 3 ] },
+        { name: "STATUS" data_type: TYPE_STRING dims: [ 1 ] }]
+"""
+NUMBERS = """
+name: "numbers" backend: "python" max_batch_size: 8
+input [{ name: "IN" data_type: TYPE_FP32 dims: [ 1 ] }%s]
+output [{ name: "OUT" data_type: TYPE_FP32 dims: [ 1 ] }%s]
+"""
+STATUS = ', { name: "STATUS" data_type: TYPE_STRING dims: [ 1 ] }'
+WITH_STATUS = NUMBERS % (STATUS, STATUS)
+
+
+def parameter(key: str, value: str) -> str:
+    return f'parameters {{ key: "{key}" value: {{ string_value: "{value}" }} }}\n'
+
+
+def numbers(*values: float, status: list[bytes] | None = None, **parameters: Any) -> FakeRequest:
+    tensors: dict[str, Any] = {"IN": np.array(values, np.float32).reshape(-1, 1)}
+    if status is not None:
+        tensors["STATUS"] = np.array(status, np.object_).reshape(-1, 1)
+    return FakeRequest(tensors, parameters)
+
+
+class Inverse(ItemStage):
+    """1/x; refuses 0, chokes on negative numbers."""
+
+    def process(self, number: Any) -> Any:
+        if number[0] == 0:
+            raise ImageRefused("zero", "cannot be inverted")
+        if number[0] < 0:
+            raise RuntimeError("/a/secret/path")
+        return 1 / number
+
+
+def test_requests_are_stacked_and_split() -> None:
+    adapter = load(Inverse, NUMBERS % ("", ""))
+    responses = adapter.execute([numbers(1, 2), numbers(4), numbers(5, 8, 10)])
+    assert [response.outputs["OUT"].ravel().tolist() for response in responses] == [
+        [1, 0.5],
+        [0.25],
+        pytest.approx([0.2, 0.125, 0.1]),
+    ]
+    assert responses[0].outputs["OUT"].dtype == np.float32
+
+
+def test_a_refused_item_fails_its_own_request_only() -> None:
+    adapter = load(Inverse, WITH_STATUS)
+    good, bad, more = adapter.execute(
+        [numbers(1, status=[b""]), numbers(2, 0, status=[b"", b""]), numbers(4, status=[b""])]
+    )
+    assert good.error is None
+    assert more.outputs["OUT"].tolist() == [[0.25]]
+    assert (bad.error.code, bad.error.message) == ("INVALID_ARG", "image 1: zero: cannot be inverted")
+
+
+def test_masked_items_keep_their_status_and_are_not_processed() -> None:
+    adapter = load(Inverse, WITH_STATUS)
+    (response,) = adapter.execute([numbers(2, 0, -1, status=[b"", b"", b"empty: upstream"], on_bad_image="mask")])
+    assert response.outputs["STATUS"].ravel().tolist() == [b"", b"zero: cannot be inverted", b"empty: upstream"]
+    assert response.outputs["OUT"].ravel().tolist() == [0.5, 0, 0]
+
+
+def test_without_a_status_output_nothing_can_be_masked() -> None:
+    adapter = load(Inverse, NUMBERS % ("", ""))
+    (response,) = adapter.execute([numbers(0, on_bad_image="mask")])
+    assert response.error.code == "INVALID_ARG"
+
+
+def test_an_unexpected_exception_is_internal_logged_and_told_without_details() -> None:
+    adapter = load(Inverse, WITH_STATUS)
+    good, bad = adapter.execute([numbers(2, status=[b""]), numbers(1, -1, status=[b"", b""])])
+    assert good.error is None
+    assert bad.error.code == "INTERNAL"
+    assert "RuntimeError" in bad.error.message
+    assert "secret" not in bad.error.message
+    assert "/a/secret/path" in adapter.utils.Logger.lines[0]
+
+
+class Doubled(BatchStage):
+    def process(self, numbers: Any) -> Any:
+        if (numbers < 0).any():
+            raise ValueError("negative")
+        return numbers * 2
+
+    def parse(self, parameters: Any) -> Any:
+        if parameters.get("bad"):
+            raise InvalidRequest("parameter bad is bad")
+        return None
+
+
+def test_a_batch_stage_answers_every_request_whatever_happens() -> None:
+    adapter = load(Doubled, NUMBERS % ("", ""))
+    one, two, three = adapter.execute([numbers(1, 2), numbers(3, bad=1), numbers(4)])
+    assert one.outputs["OUT"].tolist() == [[2], [4]]
+    assert two.error.code == "INVALID_ARG"
+    assert three.outputs["OUT"].tolist() == [[8]]
+    responses = adapter.execute([numbers(1), numbers(-1)])
+    assert [response.error.code for response in responses] == ["INTERNAL", "INTERNAL"]
+
+
+class WrongShape(BatchStage):
+    def process(self, numbers: Any) -> Any:
+        return numbers[:0]
+
+    def respond(self, outputs: Any, status: Any, options: Any) -> Any:  # noqa: ARG002
+        return outputs + outputs
+
+
+def test_a_response_that_cannot_be_built_is_still_an_answer() -> None:
+    (response,) = load(WrongShape, NUMBERS % ("", "")).execute([numbers(1)])
+    assert response.error.code == "INTERNAL"
+
+
+@pytest.mark.parametrize("value", ["skip", "", 1, None, True])
+def test_a_wrong_on_bad_image(value: object) -> None:
+    (response,) = load(Preprocess, PREPROCESS).execute([images(jpeg(1), on_bad_image=value)])
+    assert response.error.code == "INVALID_ARG"
+    assert "on_bad_image" in response.error.message
+
+
+def test_preprocess_uint8_and_fp32_agree() -> None:
+    wide = PREPROCESS.replace("TYPE_UINT8 dims: [ 224, 224, 3 ]", "TYPE_FP32 dims: [ 3, 224, 224 ]")
+    request = images(jpeg(1), jpeg(2))
+    pixels = load(Preprocess, PREPROCESS).execute([request])[0].outputs["PIXELS"]
+    normalised = load(Preprocess, wide).execute([request])[0].outputs["PIXELS"]
+    expected = (pixels / 255.0 - [0.485, 0.456, 0.406]) / [0.229, 0.224, 0.225]
+    assert normalised.dtype == np.float32
+    np.testing.assert_allclose(normalised, expected.transpose(0, 3, 1, 2), atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (parameter("resize", "100"), "parameters resize: 100 must be at least crop"),
+        (parameter("resize", "many"), "parameters resize: 'many' is not a whole number"),
+        (parameter("crop", "0"), "parameters crop: '0' is not at least 1"),
+        (parameter("filter", "best"), "parameters filter: 'best' is not one of"),
+        (parameter("formats", "JPEG, HEIC"), "parameters formats"),
+        (parameter("max_bytes", "-1"), "parameters max_bytes"),
+        (parameter("orientation", "up"), "parameters orientation"),
+        (parameter("threads", "0"), "parameters threads"),
+        (parameter("cropp", "224"), "parameters cropp: there is no such parameter"),
+    ],
+)
+def test_wrong_parameters_are_named_at_load(change: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=f"^pre: {words}"):
+        load(Preprocess, PREPROCESS + change)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ("max_batch_size: 8", "max_batch_size: 0", "max_batch_size"),
+        ("[ 224, 224, 3 ]", "[ 3, 224, 224 ]", "output PIXELS is TYPE_UINT8"),
+        ("TYPE_UINT8", "TYPE_INT8", "output PIXELS is TYPE_INT8"),
+        ('"IMAGE" data_type: TYPE_STRING', '"IMAGE" data_type: TYPE_UINT8', "input IMAGE"),
+        ('"IMAGE"', '"IMG"', "input IMAGE"),
+        ('"STATUS" data_type: TYPE_STRING dims: [ 1 ]', '"STATUS" data_type: TYPE_STRING dims: [ 2 ]', "output STATUS"),
+    ],
+)
+def test_wrong_tensors_are_named_at_load(old: str, new: str, words: str) -> None:
+    assert old in PREPROCESS
+    with pytest.raises(ConfigError, match=words):
+        load(Preprocess, PREPROCESS.replace(old, new))
+
+
+# -- postprocess ------------------------------------------------------------------------------------------------
+
+POSTPROCESS = f"""
+name: "post" backend: "python" max_batch_size: 8
+input [{{ name: "LOGITS" data_type: TYPE_FP32 dims: [ 4 ] }}{STATUS}]
+output [
+  {{ name: "LABELS" data_type: TYPE_STRING dims: [ -1 ] }}, {{ name: "CLASS_IDS" data_type: TYPE_INT32 dims: [ -1 ] }},
+  {{ name: "SCORES" data_type: TYPE_FP32 dims: [ -1 ] }}{STATUS}
+]
+"""
+
+
+@pytest.fixture
+def post(tmp_path: Path) -> Any:
+    (tmp_path / "labels.txt").write_text("ant\nbée\ncat\ndog\n")
+    return load(Postprocess, POSTPROCESS, tmp_path)
+
+
+def logits(*rows: list[float], status: list[bytes] | None = None, **parameters: Any) -> FakeRequest:
+    given = np.array(status or [b""] * len(rows), np.object_).reshape(-1, 1)
+    return FakeRequest({"LOGITS": np.array(rows, np.float32), "STATUS": given}, parameters)
+
+
+def test_top_k_with_ties_and_different_k_in_one_batch(post: Any) -> None:
+    one, two = post.execute([logits([0, 2, 2, 1], top_k=3), logits([1000, 0, 0, -1000])])
+    assert one.outputs["CLASS_IDS"].tolist() == [[1, 2, 3]]
+    assert one.outputs["LABELS"].tolist() == [["bée".encode(), b"cat", b"dog"]]
+    expected = np.exp([2, 2, 1]) / np.exp([0, 2, 2, 1]).sum()
+    np.testing.assert_allclose(one.outputs["SCORES"][0], expected, rtol=1e-6)
+    assert two.outputs["CLASS_IDS"].tolist() == [[0, 1, 2, 3]]  # the default: all of four classes
+    assert two.outputs["SCORES"].tolist() == [[1, 0, 0, 0]]
+
+
+def test_refused_items_have_empty_answers(post: Any) -> None:
+    (response,) = post.execute(
+        [logits([1, 2, 3, 4], [np.nan] * 4, status=[b"", b"empty: x"], top_k=2, on_bad_image="mask")]
+    )
+    assert response.outputs["CLASS_IDS"].tolist() == [[3, 2], [-1, -1]]
+    assert response.outputs["LABELS"].tolist() == [[b"dog", b"cat"], [b"", b""]]
+    assert response.outputs["SCORES"][1].tolist() == [0, 0]
+    assert response.outputs["STATUS"].tolist() == [[b""], [b"empty: x"]]
+
+
+def test_logits_that_are_no_numbers_fail_their_request_only(post: Any) -> None:
+    bad, good = post.execute([logits([np.nan, 1, 2, 3]), logits([1, 2, 3, 4])])
+    assert bad.error.code == "INTERNAL"
+    assert good.error is None
+
+
+@pytest.mark.parametrize("value", [0, 5, -1, True, "2", 1.5, None])
+def test_a_wrong_top_k(post: Any, value: object) -> None:
+    (response,) = post.execute([logits([1, 2, 3, 4], top_k=value)])
+    assert response.error.code == "INVALID_ARG"
+    assert "top_k" in response.error.message
+
+
+def test_labels_are_checked_at_load(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="parameters labels"):
+        load(Postprocess, POSTPROCESS, tmp_path)
+    (tmp_path / "labels.txt").write_text("one\ntwo\n")
+    with pytest.raises(ConfigError, match="2 lines, and LOGITS 4 classes"):
+        load(Postprocess, POSTPROCESS, tmp_path)
+
+
+def test_cores_of_a_container(tmp_path: Path) -> None:
+    cores = visible_cores(tmp_path)  # no cgroup files: the affinity mask alone
+    (tmp_path / "cpu.max").write_text("50000 100000\n")
+    assert visible_cores(tmp_path) == 1
+    (tmp_path / "cpu.max").write_text("max 100000\n")
+    assert visible_cores(tmp_path) == cores
