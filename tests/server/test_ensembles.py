@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -174,17 +173,6 @@ def test_33_images_are_refused_and_32_served(server: TritonServer) -> None:
     assert infer(server, LITE, [jpeg(1, (64, 64))] * 32)[3].shape == (32, 1)
     with pytest.raises(triton.InferenceServerException, match="32"):
         infer(server, LITE, [jpeg(1, (64, 64))] * 33)
-
-
-def test_plain_http_as_the_readme_shows(server: TritonServer) -> None:
-    readme = (ROOT / "README.md").read_text()
-    script = readme.split("<!-- curl -->")[1].split("```sh\n")[1].split("```")[0]
-    script = script.replace("localhost:8000", server.http_address).replace("coffee.jpg", "samples/coffee.jpg")
-    script = script.replace("samples/samples/", "samples/")
-    done = subprocess.run(["bash", "-euc", script], cwd=ROOT, capture_output=True, text=True, check=True)
-    answer = json.loads(done.stdout)
-    outputs = {output["name"]: output["data"] for output in answer["outputs"]}
-    assert outputs["LABELS"][0] == "espresso"
 
 
 def test_serving_imports_no_torch(server: TritonServer) -> None:
