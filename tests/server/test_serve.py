@@ -226,14 +226,14 @@ def test_a_prefix_in_use_and_a_port_in_use_are_refused(serve: Callable[..., Serv
 
 def test_a_model_that_does_not_load_is_named_with_its_reason(serve: Callable[..., Serve], echo: Path) -> None:
     (echo / "echo" / "broken").touch()
-    one = serve(echo, "--log-level", "error")
+    one = serve(echo, "--log-level", "error", "--shm-prefix", "tv_test_broken_")
     _, error = one.process.communicate(timeout=60)
     assert one.process.returncode == 2
     last = error.strip().splitlines()[-1]
     assert last.startswith("error: echo does not load: ")
     assert "the sky is green" in last
     assert "model.py" not in last
-    assert not regions("triton_vision_")
+    assert not regions("tv_test_broken_")
 
 
 def test_models_without_artifacts_are_left_out_with_the_reason(
@@ -285,5 +285,5 @@ def test_the_python_class_cleans_up_when_its_start_fails(echo: Path) -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         with pytest.raises(Exception, match="in use"):
-            TritonServer(echo, grpc_port=taken.getsockname()[1]).start()
-    assert not regions("triton_vision_")
+            TritonServer(echo, grpc_port=taken.getsockname()[1], shm_prefix="tv_test_failed_").start()
+    assert not regions("tv_test_failed_")

@@ -15,6 +15,8 @@ from tests.conftest import encoded, jpeg, noise
 from triton_vision.stages import ImageRefused
 from triton_vision.stages.decode import Limits, decode, sniff
 
+# What a stage does in its own process: Pillow's remarks on files that it then serves are no news.
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:PIL")
 LIMITS = Limits()
 EXIF_TRANSFORMS: dict[int, Any] = {
     1: lambda a: a,
