@@ -106,6 +106,17 @@ def test_bench_prints_rate_and_latency(server: TritonServer) -> None:
     assert "images/s with 2 callers; latency P50" in done.stdout
 
 
+def test_a_proxy_in_the_environment_is_for_other_hosts(server: TritonServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("http_proxy", "https_proxy", "grpc_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    for name in ("no_proxy", "NO_PROXY", "no_grpc_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    photo = SAMPLES / "coffee.jpg"
+    done = run("classify", photo, "--url", server.grpc_address, "--model", "ensemble_lite", "--top-k", 1)
+    assert done.returncode == 0, done.stderr
+    assert "espresso" in done.stdout
+
+
 @pytest.mark.parametrize("command", ["prepare", "serve", "classify", "bench"])
 def test_every_command_has_help(command: str) -> None:
     done = run(command, "--help")

@@ -27,9 +27,20 @@ from triton_vision_client._results import Prediction, Result
 OUTPUTS = ("LABELS", "CLASS_IDS", "SCORES", "STATUS")
 # How many images a request may carry: the ensembles' max_batch_size.
 MAX_BATCH = 32
-# No limit of our own: protobuf's (2 GiB) and the server's hold.
-MESSAGE_OPTIONS = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
+LOOPBACK = re.compile(
+    r"(dns:/*|ipv[46]:/*)?(localhost|127\.[\d.]+|\[::1\]|\[0:0:0:0:0:0:0:1\])(:|$)|unix:", re.IGNORECASE
+)
 REFUSAL = re.compile(r"image (\d+): ([a-z_]+): (.*)", re.DOTALL)
+
+
+def channel_options(url: str) -> list[tuple[str, int]]:
+    """gRPC's options for a connection to ``url``."""
+    # No limit of our own: protobuf's (2 GiB) and the server's hold.
+    options = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
+    if LOOPBACK.match(url):
+        # A proxy of the environment is there for other hosts, whether or not no_proxy says so.
+        options.append(("grpc.enable_http_proxy", 0))
+    return options
 
 
 def build_request(model: str, images: Sequence[bytes], top_k: Optional[int], mask: bool, timeout: float) -> Any:

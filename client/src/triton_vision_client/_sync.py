@@ -26,9 +26,9 @@ class _Server:
         self.url = url
         credentials = settings.credentials()
         self.channel = (
-            grpc.insecure_channel(url, options=_protocol.MESSAGE_OPTIONS)
+            grpc.insecure_channel(url, options=_protocol.channel_options(url))
             if credentials is None
-            else grpc.secure_channel(url, credentials, options=_protocol.MESSAGE_OPTIONS)
+            else grpc.secure_channel(url, credentials, options=_protocol.channel_options(url))
         )
         self.stub = service_pb2_grpc.GRPCInferenceServiceStub(self.channel)
 

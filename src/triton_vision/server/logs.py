@@ -11,12 +11,13 @@ from typing import IO, TextIO
 LEVELS = ("error", "warning", "info", "verbose")
 # Triton's lines begin with a level letter, the date and the time: "E1130 04:53:53.785825 2854 file.cc:241] …".
 LINE = re.compile(r'^([EWIV])\d{4} [\d:.]+ \d+ [\w.]+:\d+\] "?(.*?)"?$')
-# Said on every machine without a GPU, and nothing to act on.
+# Said on every machine without a GPU or at every end, and nothing to act on.
 NOISE = (
     "CudaDriverHelper has not been initialized",
     "CUDA driver version is insufficient for CUDA runtime version",
     "no pinned memory pool, falling back to non-pinned system memory",
     "Failed to initialize NVML",
+    "Signal (15) received.",
 )
 
 
