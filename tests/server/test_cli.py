@@ -104,6 +104,17 @@ def test_bench_prints_rate_and_latency(server: TritonServer) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert "images/s with 2 callers; latency P50" in done.stdout
+    for wrong in (("--url", "http://x:1"), ("--seconds", "inf"), ("--callers", 0)):
+        failed = run("bench", SAMPLES / "*.jpg", *wrong)
+        assert failed.returncode == 2
+        assert len(failed.stderr.splitlines()) == 1
+
+
+def test_a_file_name_neither_breaks_a_row_nor_commands_the_terminal(server: TritonServer, tmp_path: Path) -> None:
+    shutil.copy(SAMPLES / "cat.jpg", tmp_path / "new\nline\x1b[31m.jpg")
+    done = run("classify", tmp_path, "--url", server.grpc_address, "--model", "ensemble_lite", "--top-k", 1)
+    assert len(done.stdout.splitlines()) == 1
+    assert "\x1b" not in done.stdout
 
 
 def test_a_proxy_in_the_environment_is_for_other_hosts(server: TritonServer, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -68,6 +68,14 @@ def test_a_pil_image_is_turned_upright(client: ImageClient) -> None:
     assert client.classify(image).predictions != client.classify(encoded(noise(5), "PNG")).predictions
 
 
+def test_a_12_megapixel_array_is_answered_like_its_png(client: ImageClient) -> None:
+    image = noise(6, (4032, 3024))
+    expected = client.classify(encoded(image, "PNG", compress_level=1)).predictions
+    assert client.classify(np.asarray(image)).predictions == expected
+    assert client.classify(image).predictions == expected
+    assert client.classify(np.asarray(image)[::2, ::-1]).predictions  # a view of any strides
+
+
 def test_many_keep_their_order_and_bad_ones_cost_only_themselves(client: ImageClient, tmp_path: Path) -> None:
     images: list[object] = [jpeg(seed) for seed in range(40)]
     images[3] = b"text"

@@ -154,6 +154,44 @@ def test_sigint_ends_it_while_a_model_hangs(serve: Callable[..., Serve], echo: P
     caller.wait(10)
 
 
+SLOW = """
+import time
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def execute(self, requests):
+        print("SLOW MODEL AT WORK", flush=True)
+        time.sleep(120)
+        return []
+"""
+OUTPUTS = """
+output [
+  { name: "LABELS" data_type: TYPE_STRING dims: [ -1 ] }, { name: "CLASS_IDS" data_type: TYPE_INT32 dims: [ -1 ] },
+  { name: "SCORES" data_type: TYPE_FP32 dims: [ -1 ] }, { name: "STATUS" data_type: TYPE_STRING dims: [ 1 ] }
+]
+"""
+
+
+def test_a_stop_is_obeyed_while_the_first_image_takes_its_time(serve: Callable[..., Serve], tmp_path: Path) -> None:
+    image = 'max_batch_size: 4 input [{ name: "IMAGE" data_type: TYPE_STRING dims: [ 1 ] }]' + OUTPUTS
+    maps = " ".join(
+        f'{kind}_map {{ key: "{name}" value: "{name}" }}'
+        for kind, name in [("input", "IMAGE")] + [("output", n) for n in ("LABELS", "CLASS_IDS", "SCORES", "STATUS")]
+    )
+    chain = f'platform: "ensemble" ensemble_scheduling {{ step [{{ model_name: "slow" model_version: -1 {maps} }}] }}'
+    for name, config in (("slow", 'backend: "python"' + image), ("chain", chain + image)):
+        (tmp_path / "models" / name / "1").mkdir(parents=True)
+        (tmp_path / "models" / name / "config.pbtxt").write_text(config)
+    (tmp_path / "models" / "slow" / "1" / "model.py").write_text(SLOW)
+    one = serve(tmp_path / "models")
+    assert one.process.stderr is not None
+    assert any("SLOW MODEL AT WORK" in line for line in one.process.stderr)
+    family = one.family()
+    one.process.terminate()
+    assert one.process.wait(10) == 0
+    wait_until(lambda: not any(alive(pid) for pid in family), 2)
+
+
 def hang(one: Serve) -> subprocess.Popen[str]:
     """A caller whose request keeps the model busy; returns once the model has it."""
     code = (
@@ -207,9 +245,12 @@ def test_what_killed_servers_left_is_cleared_by_the_next_start(serve: Callable[.
         stranger.unlink()
 
 
-def test_a_prefix_in_use_and_a_port_in_use_are_refused(serve: Callable[..., Serve], echo: Path) -> None:
+def test_a_prefix_in_use_and_a_port_in_use_are_refused(
+    serve: Callable[..., Serve], echo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     one = serve(echo, "--shm-prefix", "tv_test_taken_")
     one.until_ready()
+    monkeypatch.setenv("TMPDIR", str(tmp_path))  # what is guarded is the machine's, so the lock must be, too
     two = serve(echo, "--shm-prefix", "tv_test_taken_")
     _, error = two.process.communicate(timeout=20)
     assert two.process.returncode == 2

@@ -145,6 +145,17 @@ class AsyncImageClient:
             self._servers = [_Server(url, self._settings) for url in self._settings.urls]
         return self._servers
 
+    async def _connects(self, server: _Server, timeout: float) -> bool:
+        """Whether the server need not be passed over: a network that swallows packets must not cost the whole call."""
+        if server.connected:
+            return True
+        request = service_pb2.ServerLiveRequest()
+        try:
+            await server.stub.ServerLive(request, timeout=timeout, metadata=self._settings.metadata)
+        except grpc.RpcError as error:
+            return bool(error.code() != grpc.StatusCode.DEADLINE_EXCEEDED)
+        return True
+
     async def _infer(
         self, model: str, images: Sequence[bytes], top_k: Optional[int], mask: bool, timeout: float
     ) -> Any:
@@ -152,7 +163,12 @@ class AsyncImageClient:
             return None
         attempts = Attempts(self._settings, timeout, self._preferred)
         while True:
-            server = self._connections()[attempts.server]
+            servers = self._connections()
+            for _ in servers[1:]:
+                if await self._connects(servers[attempts.server], attempts.connect_timeout()):
+                    break
+                attempts.pass_over()
+            server = servers[attempts.server]
             left = attempts.remaining()
             request = _protocol.build_request(model, images, top_k, mask, left)
             try:

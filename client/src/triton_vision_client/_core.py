@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,6 +17,7 @@ from triton_vision_client._options import RetryPolicy, TLSConfig
 from triton_vision_client._results import Result
 
 DEFAULT_TIMEOUT_S = 30.0
+MAX_TIMEOUT_S = 86_400
 # A request of classify_many holds at most this many images and, unless one alone is larger, bytes.
 BATCH = 16
 BATCH_BYTES = 8 << 20
@@ -54,6 +56,10 @@ class Settings:
                     f"{one!r} is no gRPC address: give HOST:PORT without a scheme, such as 'localhost:8001'"
                 )
         metadata = tuple((key.lower(), value) for key, value in (headers or {}).items())
+        for key, value in metadata:
+            # gRPC's rule for metadata; what breaks it would come back as the server's error.
+            if not re.fullmatch(r"[0-9a-z_.-]+", key) or not re.fullmatch(r"[ -~]*", value):
+                raise ValueError(f"header {key!r}: a name is letters, digits, '_', '-', '.', a value is ASCII text")
         return cls(urls, model, tls, metadata, check_timeout(timeout), retry or RetryPolicy())
 
     def credentials(self) -> Any:
@@ -65,10 +71,14 @@ class Settings:
 
 
 def check_timeout(timeout: float) -> float:
-    """The timeout itself; raises ValueError unless it is a finite number of seconds above 0."""
-    if not 0 < timeout < float("inf"):
-        raise ValueError(f"timeout must be a finite number of seconds above 0, not {timeout}")
+    """The timeout itself; raises ValueError unless it is a number of seconds above 0 and of at most a day."""
+    if not 0 < timeout <= MAX_TIMEOUT_S:
+        raise ValueError(f"timeout must be above 0 and at most {MAX_TIMEOUT_S} s, a day, not {timeout:g}")
     return float(timeout)
+
+
+# With several servers, how long one may take to be connected before the next is asked.
+CONNECT_S = 3.0
 
 
 class Attempts:
@@ -85,12 +95,20 @@ class Attempts:
         """Seconds left of the call's timeout; at least a millisecond, so that gRPC itself reports the end."""
         return max(0.001, self._deadline - time.monotonic())
 
+    def connect_timeout(self) -> float:
+        """Seconds that one of several servers may take to be connected."""
+        return min(CONNECT_S, self.remaining() / (self._servers + 1))
+
+    def pass_over(self) -> None:
+        """Turns to the next server."""
+        self.server = (self.server + 1) % self._servers
+
     def pause_after(self, error: VisionClientError, details: str) -> Optional[float]:
         """Seconds to wait before the next try, at the next server; None if there is none."""
         self._tried += 1
         if self._tried >= self._retry.attempts or not _protocol.may_retry(error, details):
             return None
-        self.server = (self.server + 1) % self._servers
+        self.pass_over()
         # Another server is asked at once; only when all have failed is there something to wait for.
         rounds, within = divmod(self._tried, self._servers)
         pause = self._retry.pause(rounds - 1) if within == 0 else 0.0

@@ -50,15 +50,7 @@ def build_request(model: str, images: Sequence[bytes], top_k: Optional[int], mas
         top_k: how many classes; None leaves it to the server.
         mask: whether a bad image is to cost only itself.
         timeout: seconds, after which the server may drop what it has not begun.
-
-    Raises:
-        RequestTooLargeError: the images do not fit into one message.
     """
-    size = sum(map(len, images)) + 4 * len(images)
-    if size >= 2**31 - 4096:
-        raise RequestTooLargeError(
-            f"the request has {size / 2**30:.1f} GiB, and a message carries less than 2 GiB: send fewer images at once"
-        )
     request = service_pb2.ModelInferRequest(model_name=model)
     request.inputs.add(name="IMAGE", datatype="BYTES", shape=[len(images), 1])
     for name in OUTPUTS:

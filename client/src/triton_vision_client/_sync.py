@@ -95,6 +95,7 @@ class ImageClient:
         Raises:
             BadImageError: the server refuses the image.
             VisionClientError: the call failed; see the tree of errors.
+            RequestTooLargeError: it does not fit into one message.
             OSError: the path or file object cannot be read.
             TypeError, ValueError: this is nothing that can be an image, or an argument is wrong.
         """
@@ -190,10 +191,24 @@ class ImageClient:
     def _start(self, attempts: Attempts, model: str, images: Sequence[bytes], top_k: Optional[int], mask: bool) -> Any:
         if self._closed:
             raise ValueError("the client is closed")
+        for _ in self._servers[1:]:
+            if self._connects(self._servers[attempts.server], attempts.connect_timeout()):
+                break
+            attempts.pass_over()
         left = attempts.remaining()
         request = _protocol.build_request(model, images, top_k, mask, left)
         server = self._servers[attempts.server]
         return server.stub.ModelInfer.future(request, timeout=left, metadata=self._settings.metadata)
+
+    def _connects(self, server: _Server, timeout: float) -> bool:
+        """Whether the server need not be passed over: a network that swallows packets must not cost the whole call."""
+        if server.connected:
+            return True
+        try:
+            server.stub.ServerLive(service_pb2.ServerLiveRequest(), timeout=timeout, metadata=self._settings.metadata)
+        except grpc.RpcError as error:
+            return bool(error.code() != grpc.StatusCode.DEADLINE_EXCEEDED)
+        return True
 
     def _finish(self, call: Any, attempts: Attempts, model: str, timeout: float) -> tuple[Any, Optional[float]]:
         """The response and None, or anything and the pause before the next try; raises if there is none."""

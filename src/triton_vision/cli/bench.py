@@ -34,8 +34,8 @@ def run(args: argparse.Namespace) -> int:
 
     from triton_vision.cli.classify import find_files
 
-    if args.callers < 1 or not args.seconds > 0:
-        print("error: --callers must be at least 1, and --seconds above 0", file=sys.stderr)
+    if args.callers < 1 or not 0 < args.seconds <= 3600:
+        print("error: --callers must be at least 1, and --seconds above 0 and at most 3600", file=sys.stderr)
         return 2
     try:
         images = [open(path, "rb").read() for path in find_files(args.paths)]  # noqa: SIM115 - a handful of files
@@ -46,12 +46,17 @@ def run(args: argparse.Namespace) -> int:
         print(f"error: there are no files in {', '.join(args.paths)}", file=sys.stderr)
         return 2
 
+    try:
+        client = ImageClient(args.url, model=args.model)
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
     latencies: list[list[float]] = [[] for _ in range(args.callers)]
     failures: list[Exception] = []
     start = time.monotonic()
     counted, end = start + WARM_UP_S, start + WARM_UP_S + args.seconds
 
-    with ImageClient(args.url, model=args.model) as client:
+    with client:
 
         def call(caller: int) -> None:
             turn = caller

@@ -98,7 +98,8 @@ def print_json(results: Iterable[Result]) -> int:
     """A JSON object for each image, one a line. Returns how many were refused."""
     bad = 0
     for result in results:
-        row: dict[str, object] = {"source": _printable(str(result.source))}
+        name = str(result.source).encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+        row: dict[str, object] = {"source": name}
         if result.error is not None:
             bad += 1
             row["error"] = {"reason": result.error.reason, "detail": result.error.detail}
@@ -111,5 +112,6 @@ def print_json(results: Iterable[Result]) -> int:
 
 
 def _printable(name: str) -> str:
-    """A file name whose bytes are no valid text, as text."""
-    return name.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+    """A file name as text that neither breaks a row nor commands a terminal, whatever its bytes are."""
+    text = name.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)

@@ -70,7 +70,8 @@ def run(args: argparse.Namespace) -> int:
         server.request_stop()
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, end)
+        if signal.getsignal(number) != signal.SIG_IGN:  # as under nohup
+            signal.signal(number, end)
     try:
         server.prepare()
         assert server.selection is not None

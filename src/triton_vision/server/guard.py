@@ -33,6 +33,8 @@ def main(arguments: list[str]) -> int:
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(os.path.join("/dev/shm", name))
     shutil.rmtree(folder, ignore_errors=True)
+    with contextlib.suppress(OSError):  # other servers' folders may lie beside it
+        os.rmdir(os.path.dirname(folder))
     return 0
 
 

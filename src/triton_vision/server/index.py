@@ -33,7 +33,7 @@ class ServerIndex:
 
     def broken(self) -> dict[str, str]:
         """Model name -> why, of every model that is not ready."""
-        index = self._stub.RepositoryIndex(service_pb2.RepositoryIndexRequest(), timeout=10.0)
+        index = self._stub.RepositoryIndex(service_pb2.RepositoryIndexRequest(), timeout=5.0)
         broken: dict[str, str] = {}
         for model in index.models:
             if model.state != "READY":

@@ -16,7 +16,7 @@ from typing import TextIO
 
 from triton_vision.repository import Selection, compose, select
 from triton_vision.server import guard, launch, warmup
-from triton_vision.server.errors import ModelLoadError, ServerStartError
+from triton_vision.server.errors import ModelLoadError, ServerError, ServerStartError
 from triton_vision.server.index import ServerIndex
 from triton_vision.server.locate import Installation, find_installation, has_gpu
 from triton_vision.server.logs import LogReader, log_flags
@@ -32,7 +32,8 @@ class TritonServer:
     """A real tritonserver on a model repository.
 
     ``with TritonServer(repository) as server:`` starts it and returns when every model is ready and every image
-    ensemble has answered one real image; leaving ends it. Not for use from several threads, but for ``request_stop``.
+    ensemble has answered one real image; leaving ends it. Not for use from several threads, but for
+    ``request_stop``; the thread that starts it must live as long as the server, since the kernel ends both together.
 
     Args:
         repository: a Triton model repository, anybody's. Models whose artifacts are missing are left out.
@@ -197,8 +198,25 @@ class TritonServer:
             raise ServerStartError(f"tritonserver ended with {_describe(code)}: {why}")
 
     def _send_one_image(self, selection: Selection) -> None:
-        for ensemble in selection.image_ensembles():
-            warmup.classify_once(self.grpc_address, ensemble)
+        """In a thread of its own, so that a stop is obeyed, and a crash noticed, while a model takes its time."""
+        errors: list[ServerError] = []
+
+        def send() -> None:
+            try:
+                for ensemble in selection.image_ensembles():
+                    warmup.classify_once(self.grpc_address, ensemble)
+            except ServerError as error:
+                errors.append(error)
+
+        thread = threading.Thread(target=send, name="first-image", daemon=True)
+        thread.start()
+        while thread.is_alive():
+            thread.join(0.05)
+            self._check_alive()
+            if self._stop_requested.is_set():
+                raise ServerStartError("ended before it was ready")
+        if errors:
+            raise errors[0]
 
     # -- running ------------------------------------------------------------------------------------------------
 

@@ -2,7 +2,8 @@
 
 Every server has a prefix for its Python backend's shared memory and a folder named after it. The folder's lock is
 held as long as the server's keeper lives, so whoever finds a folder unlocked may clear it and what lies in /dev/shm
-under its prefix: that server is gone, however it ended.
+under its prefix: that server is gone, however it ended. The folders lie in /dev/shm themselves, so that whoever shares
+the regions (with another TMPDIR, or in another container with the host's IPC) shares the locks, too.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ import os
 import re
 import shutil
 import stat
-import tempfile
 import time
 from pathlib import Path
 from types import TracebackType
@@ -33,11 +33,17 @@ def runtime_root() -> Path:
     Raises:
         SetupError: it exists but belongs to somebody else or is open to others.
     """
-    root = Path(tempfile.gettempdir(), f"triton-vision-{os.getuid()}")
-    root.mkdir(mode=0o700, exist_ok=True)
-    info = root.lstat()
+    root = SHM / f"triton-vision-{os.getuid()}"
+    while True:
+        with contextlib.suppress(FileExistsError):
+            root.mkdir(mode=0o700)
+        try:
+            info = root.lstat()
+            break
+        except FileNotFoundError:
+            continue  # another server has just ended and removed it
     if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.getuid() or stat.S_IMODE(info.st_mode) & 0o077:
-        raise SetupError(f"{root} is not a private folder of this user: remove it, or set TMPDIR to another folder")
+        raise SetupError(f"{root} is not a private folder of this user: remove it")
     return root
 
 
@@ -98,6 +104,7 @@ class RunDir:
             return
         clear_shared_memory(self.prefix)
         shutil.rmtree(self.path, ignore_errors=True)
+        _remove_if_empty(self.path.parent)
         os.close(self._lock)
         self._lock = None
 
@@ -112,7 +119,7 @@ class RunDir:
 
 def sweep(root: Path, keep: str | None = None) -> None:
     """Clears what servers left that were killed together with their guard: unlocked folders and their regions."""
-    for folder in root.iterdir():
+    for folder in list(root.iterdir()):
         if folder.name == keep or not folder.is_dir() or folder.is_symlink():
             continue
         lock = _lock(folder)
@@ -125,12 +132,13 @@ def sweep(root: Path, keep: str | None = None) -> None:
 def _lock(folder: Path) -> int | None:
     """Makes the folder and takes its lock; None if another process holds it."""
     while True:
-        folder.mkdir(mode=0o700, exist_ok=True)
         path = folder / "lock"
         try:
+            runtime_root()
+            folder.mkdir(mode=0o700, exist_ok=True)
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except FileNotFoundError:
-            continue  # swept between the two lines above
+            continue  # another server has just removed what the lines above made
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
@@ -141,6 +149,11 @@ def _lock(folder: Path) -> int | None:
             if os.path.samestat(os.fstat(descriptor), os.stat(path)):
                 return descriptor
         os.close(descriptor)
+
+
+def _remove_if_empty(folder: Path) -> None:
+    with contextlib.suppress(OSError):  # other servers' folders lie in it
+        folder.rmdir()
 
 
 def _remove(entry: Path) -> None:

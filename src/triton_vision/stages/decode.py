@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import io
 import re
-import struct
 from dataclasses import dataclass
 
 import numpy as np
 from PIL import Image
 
 from triton_vision.stages.errors import ImageRefused
+from triton_vision.stages.truncation import is_cut
 
 # What `formats` may list -> Pillow's decoder. MPO is a JPEG with further ones behind it, APNG a PNG.
 DECODERS = {
@@ -163,18 +163,6 @@ def _refusal(name: str, data: bytes, error: Exception) -> ImageRefused:
     cut = isinstance(error, EOFError) or any(
         word in said for word in ("truncated", "premature", "unexpected end", "not enough", "reading past")
     )
-    if cut or (name == "JPEG" and _jpeg_header_is_cut(data)) or (name == "PNG" and len(data) < 33):
+    if cut or is_cut(name, data):
         return ImageRefused("truncated", f"the {name} ends before its image does")
     return ImageRefused("corrupt", f"the {name} cannot be decoded")
-
-
-def _jpeg_header_is_cut(data: bytes) -> bool:
-    """Whether the segments before the image data run off the end of the file (ITU T.81, annex B)."""
-    at = 2
-    while at + 4 <= len(data):
-        if data[at] != 0xFF:
-            return False
-        if data[at + 1] == 0xDA:
-            return False
-        at += 2 + struct.unpack_from(">H", data, at + 2)[0]
-    return True

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent import futures
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -162,6 +163,23 @@ def test_a_late_server_and_a_silent_network_are_told_apart(start: Start) -> None
         assert time.monotonic() - began < 2
 
 
+def test_a_silent_server_among_several_is_passed_over(start: Start) -> None:
+    url, _ = start(answer)
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        urls = [f"127.0.0.1:{silent.getsockname()[1]}", url]
+        with ImageClient(urls, timeout=6) as client:
+            assert client.classify(b"four").predictions[0].class_id == 4
+            assert [item.predictions[0].class_id for item in client.classify_many([b"x"] * 3)] == [1, 1, 1]
+
+        async def twin() -> int:
+            async with AsyncImageClient(urls, timeout=6) as client:
+                return (await client.classify(b"four")).predictions[0].class_id
+
+        assert asyncio.run(twin()) == 4
+
+
 def test_retries_end_in_an_answer_and_share_one_timeout(start: Start) -> None:
     counter = itertools.count()
 
@@ -215,6 +233,20 @@ def test_an_answer_that_is_none_is_a_server_error(start: Start, broken: str) -> 
         client.classify(b"x")
 
 
+def test_a_file_that_fits_into_no_message_costs_only_itself(start: Start, tmp_path: Path) -> None:
+    url, _ = start(answer)
+    huge = tmp_path / "huge.jpg"
+    with huge.open("wb") as file:
+        file.truncate(2200 << 20)  # sparse: it takes no room
+    with ImageClient(url) as client:
+        first, second, third = client.classify_many([b"one", huge, b"three"])
+        assert [item.predictions[0].class_id for item in (first, third)] == [3, 5]
+        assert second.error is not None
+        assert second.error.reason == "too_large"
+        with pytest.raises(RequestTooLargeError, match="less than 2 GiB"):
+            client.classify(huge)
+
+
 def test_one_client_in_many_threads(start: Start) -> None:
     url, _ = start(answer)
     with ImageClient(url) as client, futures.ThreadPoolExecutor(8) as pool:
@@ -229,6 +261,9 @@ def test_one_client_in_many_threads(start: Start) -> None:
         ({"url": []}, "at least one URL"),
         ({"timeout": 0}, "timeout"),
         ({"timeout": float("inf")}, "timeout"),
+        ({"timeout": 1e10}, "timeout"),
+        ({"headers": {"bad key": "x"}}, "header"),
+        ({"headers": {"x": "é"}}, "header"),
     ],
 )
 @pytest.mark.parametrize("kind", [ImageClient, AsyncImageClient])

@@ -130,6 +130,27 @@ def test_truncated() -> None:
 
 
 @pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        ("JPEG", {}),
+        ("PNG", {}),
+        ("WEBP", {}),
+        ("WEBP", {"lossless": True}),
+        ("AVIF", {}),
+        ("TIFF", {}),
+        ("TIFF", {"compression": "tiff_lzw"}),
+        ("TIFF", {"compression": "jpeg"}),
+        ("PPM", {}),
+        ("BMP", {}),
+    ],
+)
+@pytest.mark.parametrize("share", [0.1, 0.5, 0.9])
+def test_a_file_cut_anywhere_is_truncated(kind: str, options: dict[str, Any], share: float) -> None:
+    data = encoded(noise(1), kind, **options)
+    assert refusal(data[: int(len(data) * share)]) == "truncated"
+
+
+@pytest.mark.parametrize(
     "data",
     [
         b"hello, world",
