@@ -3,6 +3,8 @@ SHELL := /bin/sh
 .DEFAULT_GOAL := help
 .PHONY: help setup demo serve test lint bench clean
 BIN := .venv/bin
+# Through the environment, so that no shell reads a file name as a command.
+export IMAGE
 
 # $(call environment,KIND): finds a Python and makes the environment ready; does nothing where it already is.
 environment = python=$$(scripts/find-python) && "$$python" scripts/environment.py $(1)
@@ -15,7 +17,7 @@ setup:  ## set up .venv (serving, client) and .venv-export (PyTorch's CPU build,
 	@$(call environment,export)
 
 demo: setup  ## classify the sample photos (or IMAGE=path) on a real Triton, then stop
-	@$(BIN)/python -m triton_vision.cli.demo $(if $(IMAGE),"$(IMAGE)")
+	@$(BIN)/python -m triton_vision.cli.demo -- $${IMAGE:+"$$IMAGE"}
 
 serve: setup  ## make what is missing and serve model_repository on ports 8000 to 8002
 	@$(BIN)/triton-vision prepare || test $$? -eq 1

@@ -198,6 +198,7 @@ def locked_make(kind: str) -> None:
 
 def main() -> int:
     """``environment.py KIND [--only]``: 0 if the environment is ready."""
+    sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr]  # a locale may lack an ellipsis
     kind, only = sys.argv[1], "--only" in sys.argv[2:]
     try:
         locked_make(kind)

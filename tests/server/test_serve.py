@@ -286,8 +286,8 @@ def test_models_without_artifacts_are_left_out_with_the_reason(
     one = serve(part)
     line = one.until_ready()
     said = "\n".join(one.lines)
-    assert "left out: resnet50_trt: it has no 1/model.onnx (make it: triton-vision prepare resnet50_trt)" in said
-    assert "left out: ensemble: it chains resnet50_trt, which is left out" in said
+    assert "left out: resnet50_trt: has no 1/model.onnx (make it: triton-vision prepare resnet50_trt)" in said
+    assert "left out: ensemble: chains resnet50_trt, which is left out" in said
     assert "ensemble_lite" in line
     with ImageClient(one.grpc, model="ensemble_lite") as client:
         assert "espresso" in client.classify(SAMPLES / "coffee.jpg").predictions[0].label

@@ -9,6 +9,7 @@ import argparse
 import os
 import signal
 import sys
+from pathlib import Path
 
 from triton_vision.cli import bench, classify, prepare
 from triton_vision.cli.paths import checkout
@@ -27,10 +28,25 @@ def main() -> int:
     if root is None:
         print("error: the demo runs from a checkout", file=sys.stderr)
         return 2
-    repository = root / "model_repository"
     # SIGTERM takes the way of Ctrl-C, so that the server is ended as well.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
 
+    sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr]  # a locale may lack a dash or an ellipsis
+    paths = args.paths or [os.path.relpath(root / "samples" / "*.jpg")]
+    try:
+        if not list(classify.find_files(paths)):
+            raise FileNotFoundError(f"there are no files in {', '.join(paths)}")
+        return _run(root, paths, args.bench)
+    except FileNotFoundError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+
+
+def _run(root: Path, paths: list[str], measure: bool) -> int:
+    repository = root / "model_repository"
     print("Preparing the models (the first time takes a minute) …", flush=True)
     made = prepare.run(argparse.Namespace(repository=str(repository), models=[], weights=None, force=False))
     if made == 2:
@@ -39,13 +55,13 @@ def main() -> int:
     from triton_vision.repository import RepositoryError
     from triton_vision.server import ServerError, TritonServer
 
-    paths = args.paths or [os.path.relpath(root / "samples" / "*.jpg")]
     code = 0
     try:
         print("Starting Triton …", flush=True)
         with TritonServer(repository) as server:
             assert server.selection is not None
-            random = {chain for name in server.selection.meaningless for chain in server.selection.ensembles_over(name)}
+            doubtful = (*server.selection.meaningless, *server.selection.unvouched)
+            random = {chain for name in doubtful for chain in server.selection.ensembles_over(name)}
             meaningful = [name for name in ENSEMBLES if name in server.selection.served and name not in random]
             if not meaningful:
                 print("error: there are no real weights to classify with", file=sys.stderr)
@@ -53,7 +69,7 @@ def main() -> int:
             for name in meaningful:
                 print(f"\n{name}, over gRPC at {server.grpc_address}:", flush=True)
                 arguments = argparse.Namespace(paths=paths, url=server.grpc_address, model=name, timeout=60.0)
-                if args.bench:
+                if measure:
                     arguments.callers, arguments.seconds = 8, 10.0
                     code = max(code, bench.run(arguments))
                 else:
@@ -63,9 +79,6 @@ def main() -> int:
     except (RepositoryError, ServerError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        return 130
     return code
 
 

@@ -76,10 +76,13 @@ def run(args: argparse.Namespace) -> int:
         server.prepare()
         assert server.selection is not None
         for name, why in server.selection.left_out.items():
-            print(f"left out: {name}: it {why}{_mend(name, why)}", flush=True)
+            print(f"left out: {name}: {why}{_mend(name, why)}", flush=True)
         for name in server.selection.meaningless:
             which = ", ".join([name, *server.selection.ensembles_over(name)])
             print(f"warning: {which}: made from random weights, so the answers mean nothing", flush=True)
+        for name in server.selection.unvouched:
+            which = ", ".join([name, *server.selection.ensembles_over(name)])
+            print(f"warning: {which}: no valid sidecar says from which weights its artifact was made", flush=True)
         with server:
             variant = server.selection.config_name
             print(

@@ -11,6 +11,8 @@ from typing import Any
 from triton_vision.export.weights import sha256
 
 SIDECAR = ".json"
+# What a sidecar must say to count.
+KEYS = {"sha256", "weights", "weights_source", "weights_sha256", "tools"}
 
 
 def write(path: Path, content: bytes, description: dict[str, Any]) -> None:
@@ -20,6 +22,7 @@ def write(path: Path, content: bytes, description: dict[str, Any]) -> None:
     it speaks of that artifact.
     """
     description = {"artifact": path.name, **description}
+    path.with_name(path.name + SIDECAR).unlink(missing_ok=True)
     # The sidecar goes last: until it is there, the artifact counts as unknown and is made again.
     _replace(path, content)
     _replace(path.with_name(path.name + SIDECAR), (json.dumps(description, indent=2) + "\n").encode())
@@ -29,7 +32,7 @@ def read(path: Path) -> dict[str, Any]:
     """The sidecar's content, if artifact and sidecar are there and belong together; else nothing."""
     try:
         description = json.loads(path.with_name(path.name + SIDECAR).read_text(encoding="utf-8"))
-        if isinstance(description, dict) and description.get("sha256") == sha256(path):
+        if isinstance(description, dict) and description.keys() >= KEYS and description["sha256"] == sha256(path):
             return description
     except (OSError, ValueError):
         pass

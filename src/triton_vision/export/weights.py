@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import http.client
 import os
@@ -92,36 +93,43 @@ def download(url: str, path: Path, expected: str, timeout: float = CONNECT_TIMEO
     part = path.with_suffix(path.suffix + ".part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        _resolve(url, timeout)
-        _fetch(url, part, timeout)
+        with path.with_suffix(".lock").open("w") as lock:
+            fcntl.flock(
+                lock, fcntl.LOCK_EX
+            )  # of two downloads of one file, the second finds what the first has brought
+            if path.is_file() and sha256(path) == expected:
+                return
+            _reach(url, timeout)
+            _fetch(url, part, timeout)
+            if sha256(part) != expected:
+                part.unlink()
+                raise WeightsError(f"{url} is not the file it should be (its SHA-256 differs); it was not kept")
+            os.replace(part, path)
     # URLError, timeouts and refused connections are OSErrors.
     except (OSError, ValueError, http.client.HTTPException) as error:
         reason = getattr(error, "reason", None) or getattr(error, "strerror", None) or error
         raise WeightsError(f"{url} cannot be downloaded ({reason})") from None
-    if sha256(part) != expected:
-        part.unlink()
-        raise WeightsError(f"{url} is not the file it should be (its SHA-256 differs); it was not kept")
-    os.replace(part, path)
 
 
-def _resolve(url: str, timeout: float) -> None:
-    """Looks the host up within ``timeout`` seconds, which the resolver by itself does not promise."""
-    host = urllib.parse.urlsplit(url).hostname or ""
+def _reach(url: str, timeout: float) -> None:
+    """Connects once within ``timeout`` seconds in all, which resolver and connect by themselves do not promise."""
+    parts = urllib.parse.urlsplit(url)
+    host, port = parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
     if urllib.request.getproxies():
-        return  # the proxy looks it up
+        return  # the proxy connects
     outcome: list[OSError] = []
 
-    def look_up() -> None:
+    def connect() -> None:
         try:
-            socket.getaddrinfo(host, None)
+            socket.create_connection((host, port), timeout).close()
         except OSError as error:
             outcome.append(error)
 
-    thread = threading.Thread(target=look_up, daemon=True)
+    thread = threading.Thread(target=connect, daemon=True)
     thread.start()
     thread.join(timeout)
     if thread.is_alive():
-        raise TimeoutError(f"{host} was not found within {timeout:g} s")
+        raise TimeoutError(f"no connection to {host} within {timeout:g} s")
     if outcome:
         raise outcome[0]
 

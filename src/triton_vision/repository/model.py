@@ -100,6 +100,13 @@ class Model:
         """The names of the models that an ensemble chains; empty for any other model."""
         return [step.model_name for step in self.config.ensemble_scheduling.step] if self.is_ensemble else []
 
+    def extra_artifacts(self) -> list[str]:
+        """The files that a Python model names in its parameter ``artifacts``, beside its ``model.py``."""
+        if self.backend != "python" or self.config is None or "artifacts" not in self.config.parameters:
+            return []
+        listed = self.config.parameters["artifacts"].string_value
+        return [name for name in (part.strip() for part in listed.split(",")) if name]
+
     def missing_artifacts(self) -> list[str]:
         """The files, relative to the model directory, without which this model would not load."""
         if self.is_ensemble:
@@ -108,9 +115,7 @@ class Model:
         default = DEFAULT_ARTIFACT.get(self.backend, "")
         if self.config is not None:
             default = self.config.default_model_filename or default
-            if self.backend == "python" and "artifacts" in self.config.parameters:
-                listed = self.config.parameters["artifacts"].string_value
-                wanted += [name for name in (part.strip() for part in listed.split(",")) if name]
+            wanted += self.extra_artifacts()
         if default:
             wanted.insert(0, default)
         versions = self.served_versions()

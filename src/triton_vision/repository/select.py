@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 from triton_vision.repository.model import Model, RepositoryError, read_model
 
 EMBEDDED = "embedded"
+UNKNOWN = "unknown"
 
 
 @dataclass(frozen=True)
@@ -20,12 +22,14 @@ class Selection:
         served: the models, by name.
         left_out: model name -> why.
         meaningless: the models whose weights are random, so that their answers mean nothing.
+        unvouched: the models with artifacts of which no valid sidecar says where their weights come from.
     """
 
     config_name: str | None
     served: dict[str, Model]
     left_out: dict[str, str] = field(default_factory=dict)
     meaningless: tuple[str, ...] = ()
+    unvouched: tuple[str, ...] = ()
 
     def image_ensembles(self) -> list[str]:
         """The names of the served ensembles that take an image and answer labels."""
@@ -80,8 +84,14 @@ def select(repository: Path, config_name: str | None, *, backends: frozenset[str
     if not served:
         reasons = "; ".join(f"{name} {why}" for name, why in left_out.items())
         raise RepositoryError(f"nothing in {repository} can be served: {reasons}")
-    meaningless = tuple(name for name, model in served.items() if _has_random_weights(model))
-    return Selection(config_name, served, left_out, meaningless)
+    origins = {name: origin for name, model in served.items() if (origin := _weights(model))}
+    return Selection(
+        config_name,
+        served,
+        left_out,
+        meaningless=tuple(name for name, origin in origins.items() if origin == "random"),
+        unvouched=tuple(name for name, origin in origins.items() if origin == UNKNOWN),
+    )
 
 
 def _reason_to_leave_out(model: Model, backends: frozenset[str]) -> str:
@@ -115,13 +125,23 @@ def _leave_out_ensembles(models: dict[str, Model], left_out: dict[str, str]) -> 
                 changed = True
 
 
-def _has_random_weights(model: Model) -> bool:
-    """Whether an artifact's sidecar says that its weights were drawn at random."""
-    for folder in model.served_versions():
-        for sidecar in folder.glob("model.*.json"):
-            try:
-                if json.loads(sidecar.read_text(encoding="utf-8")).get("weights") == "random":
-                    return True
-            except (OSError, ValueError, AttributeError):
-                continue  # no sidecar of ours; what it is not, it cannot say
-    return False
+def _weights(model: Model) -> str:
+    """The kind of weights that its artifacts' sidecars state; UNKNOWN without a valid one; empty without artifacts.
+
+    A sidecar is valid for the very artifact whose SHA-256 it holds: one that was left behind, by a copy or a kill,
+    must not vouch for another artifact.
+    """
+    kinds = {_stated(folder / name) for folder in model.served_versions() for name in model.extra_artifacts()}
+    return next((kind for kind in ("random", UNKNOWN) if kind in kinds), next(iter(kinds), ""))
+
+
+def _stated(artifact: Path) -> str:
+    try:
+        sidecar = json.loads(artifact.with_name(f"{artifact.name}.json").read_text(encoding="utf-8"))
+        with artifact.open("rb") as file:
+            digest = hashlib.sha256()
+            while chunk := file.read(1 << 20):
+                digest.update(chunk)
+        return str(sidecar["weights"]) if sidecar["sha256"] == digest.hexdigest() else UNKNOWN
+    except (OSError, ValueError, KeyError, TypeError):
+        return UNKNOWN

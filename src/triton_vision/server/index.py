@@ -32,7 +32,7 @@ class ServerIndex:
         return bool(answer.live)
 
     def broken(self) -> dict[str, str]:
-        """Model name -> why, of every model that is not ready."""
+        """Model name -> why, of every model that is not ready; the reason may be empty."""
         index = self._stub.RepositoryIndex(service_pb2.RepositoryIndexRequest(), timeout=5.0)
         broken: dict[str, str] = {}
         for model in index.models:
@@ -53,4 +53,4 @@ class ServerIndex:
 
 def plain_reason(reason: str) -> str:
     """Triton's reason without the stack trace that a Python model's exception brings."""
-    return re.sub(r"\s+", " ", reason.split("\nAt:")[0]).strip(" ;") or "Triton gives no reason"
+    return re.sub(r"\s+", " ", reason.split("\nAt:")[0]).strip(" ;")

@@ -67,6 +67,11 @@ class LogReader:
         """The last lines, oldest first."""
         return list(self._last)
 
+    def error_about(self, name: str) -> str:
+        """The last error that speaks of a model by its name, without time and place; empty if there is none."""
+        errors = (match[2] for line in reversed(self.lines()) if (match := LINE.match(line)) and match[1] == "E")
+        return next((error for error in errors if re.search(rf"\b{re.escape(name)}\b", error)), "")
+
     def last_error(self) -> str:
         """The last line that speaks of an error, without time and place; empty if there is none."""
         plain = ""

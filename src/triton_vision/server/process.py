@@ -186,7 +186,11 @@ class TritonServer:
                     raise ServerStartError(f"Triton was not ready within {self._start_timeout:g} s")
             broken = index.broken()
         if broken:
-            raise ModelLoadError(broken)
+            assert self._log is not None
+            known = {name: why or self._log.error_about(name) for name, why in broken.items()}
+            # What only fails because another model does, has no reason of its own to tell.
+            told = {name: why for name, why in known.items() if why}
+            raise ModelLoadError(told or dict.fromkeys(broken, "Triton gives no reason"))
 
     def _check_alive(self) -> None:
         assert self._process is not None

@@ -15,6 +15,7 @@ import pytest
 from triton_vision.export import artifact, weights
 
 CONTENT = bytes(range(256)) * 8000
+DESCRIPTION = {"weights": "random", "weights_source": "dice", "weights_sha256": "", "tools": {}}
 SHA = hashlib.sha256(CONTENT).hexdigest()
 
 
@@ -67,7 +68,7 @@ def url(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 def test_a_download_is_kept_when_its_digest_is_right(url: str, tmp_path: Path) -> None:
     weights.download(f"{url}/good", tmp_path / "new" / "w.pth", SHA)
     assert (tmp_path / "new" / "w.pth").read_bytes() == CONTENT
-    assert [entry.name for entry in (tmp_path / "new").iterdir()] == ["w.pth"]
+    assert sorted(entry.name for entry in (tmp_path / "new").iterdir()) == ["w.lock", "w.pth"]
 
 
 def test_an_interrupted_download_goes_on_where_it_ended(url: str, tmp_path: Path) -> None:
@@ -94,7 +95,19 @@ def test_a_complete_part_is_verified_and_kept(url: str, tmp_path: Path) -> None:
 def test_a_wrong_file_is_not_kept(url: str, tmp_path: Path) -> None:
     with pytest.raises(weights.WeightsError, match="not the file it should be"):
         weights.download(f"{url}/good", tmp_path / "w.pth", "0" * 64)
-    assert list(tmp_path.iterdir()) == []
+    assert [entry.name for entry in tmp_path.iterdir()] == ["w.lock"]
+
+
+def test_two_downloads_at_once_share_one(url: str, tmp_path: Path) -> None:
+    threads = [
+        threading.Thread(target=weights.download, args=(f"{url}/good", tmp_path / "w.pth", SHA)) for _ in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert (tmp_path / "w.pth").read_bytes() == CONTENT
+    assert Handler.ranges == [None]
 
 
 def test_failures_are_quick_and_one_sentence(url: str, tmp_path: Path) -> None:
@@ -130,9 +143,11 @@ def test_torchs_own_cache_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def test_an_artifact_and_its_sidecar_belong_together(tmp_path: Path) -> None:
     path = tmp_path / "model.onnx"
     assert artifact.read(path) == {}
-    artifact.write(path, b"one", {"sha256": hashlib.sha256(b"one").hexdigest(), "weights": "random"})
+    artifact.write(path, b"one", {**DESCRIPTION, "sha256": hashlib.sha256(b"one").hexdigest()})
     assert artifact.read(path)["weights"] == "random"
     path.write_bytes(b"two")
+    assert artifact.read(path) == {}
+    artifact.write(path, b"two", {"sha256": hashlib.sha256(b"two").hexdigest()})  # another version's, with less in it
     assert artifact.read(path) == {}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -143,13 +144,19 @@ def test_what_cannot_be_served_at_all(tmp_path: Path) -> None:
         chosen(tmp_path)
 
 
-def test_random_weights_are_known_by_their_sidecar(tmp_path: Path) -> None:
-    folder = model(tmp_path, "core", 'backend: "python"', "1/model.py", "1/model.onnx")
+def test_weights_are_known_by_a_sidecar_of_that_very_artifact(tmp_path: Path) -> None:
+    config = 'backend: "python" parameters { key: "artifacts" value { string_value: "model.onnx" } }'
+    folder = model(tmp_path, "core", config, "1/model.py", "1/model.onnx")
     model(tmp_path, "chain", ensemble("core"))
-    (folder / "1" / "model.onnx.json").write_text("no json")
-    assert chosen(tmp_path).meaningless == ()
-    (folder / "1" / "model.onnx.json").write_text(json.dumps({"weights": "random"}))
-    assert chosen(tmp_path).meaningless == ("core",)
+    sidecar, digest = folder / "1" / "model.onnx.json", hashlib.sha256(b"").hexdigest()
+    assert (chosen(tmp_path).meaningless, chosen(tmp_path).unvouched) == ((), ("core",))
+    for text in ("no json", "[]", "{}", json.dumps({"weights": "package", "sha256": "of another"})):
+        sidecar.write_text(text)
+        assert (chosen(tmp_path).meaningless, chosen(tmp_path).unvouched) == ((), ("core",))
+    sidecar.write_text(json.dumps({"weights": "random", "sha256": digest}))
+    assert (chosen(tmp_path).meaningless, chosen(tmp_path).unvouched) == (("core",), ())
+    sidecar.write_text(json.dumps({"weights": "package", "sha256": digest}))
+    assert (chosen(tmp_path).meaningless, chosen(tmp_path).unvouched) == ((), ())
     assert chosen(tmp_path).ensembles_over("core") == ["chain"]
 
 
