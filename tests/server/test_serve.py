@@ -277,6 +277,14 @@ def test_a_model_that_does_not_load_is_named_with_its_reason(serve: Callable[...
     assert not regions("tv_test_broken_")
 
 
+def test_a_model_whose_process_dies_while_loading_is_named(serve: Callable[..., Serve], echo: Path) -> None:
+    (echo / "echo" / "1" / "model.py").write_text("import os, time\ntime.sleep(1)\nos._exit(3)\n")
+    one = serve(echo)
+    _, error = one.process.communicate(timeout=60)
+    assert one.process.returncode == 2
+    assert error.strip().splitlines()[-1] == "error: echo does not load: its Python process died while loading it"
+
+
 def test_models_without_artifacts_are_left_out_with_the_reason(
     serve: Callable[..., Serve], repository: Path, tmp_path: Path
 ) -> None:

@@ -22,6 +22,7 @@ from triton_vision.server.locate import Installation, find_installation, has_gpu
 from triton_vision.server.logs import LogReader, log_flags
 from triton_vision.server.ports import reachable, resolve_ports
 from triton_vision.server.rundir import RunDir
+from triton_vision.server.stubs import StubWatch
 
 # serve promises to end within 10 s: work in flight gets this long, then Triton is killed.
 EXIT_TIMEOUT_S = 5
@@ -177,9 +178,13 @@ class TritonServer:
         Triton opens its ports when every model has been loaded or has failed.
         """
         deadline = time.monotonic() + self._start_timeout
+        stubs = StubWatch(self.pid)
         with ServerIndex(self.grpc_address) as index:
             while not index.live(timeout=0.1):
                 self._check_alive()
+                dead = stubs.dead_model()
+                if dead:
+                    raise ModelLoadError({dead: "its Python process died while loading it"})
                 if self._stop_requested.is_set():
                     raise ServerStartError("ended before it was ready")
                 if time.monotonic() > deadline:
