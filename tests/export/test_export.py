@@ -150,6 +150,8 @@ def test_a_weights_file(repository: Path, tmp_path: Path, wrapped: bool) -> None
     assert prepare(repository, [RESNET], str(tmp_path / "mine.pth")) == 0
     description = artifact.read(repository / RESNET / "1" / "model.onnx")
     assert (description["weights"], description["weights_source"]) == ("file", "mine.pth")
+    assert prepare(repository, [RESNET], None) == 0  # what somebody brought is not replaced unless asked for
+    assert artifact.read(repository / RESNET / "1" / "model.onnx") == description
 
 
 def test_wrong_weights_are_one_sentence_and_cost_nothing(

@@ -29,7 +29,6 @@ class Network:
         classes: how many logits.
         build: ``--weights`` (None, a path, or "random") -> the module in eval mode, and its weights' origin.
         takes_weights: whether ``--weights`` applies to it.
-        identify: the weights that ``build(None)`` would use, as their sidecar names them, without loading anything.
     """
 
     name: str

@@ -63,11 +63,12 @@ def _attempt(repository: Path, network: Network, weights: str | None, force: boo
 def _make(path: Path, network: Network, weights: str | None, force: bool) -> None:
     artifact.remove_stale(path)
     present = {} if force else artifact.read(path)
-    if present and weights is None and present["weights"] == "imagenet1k_v1" == IMAGENET1K_V1.kind:
-        wanted = IMAGENET1K_V1.sha256  # known without the download
-        if _up_to_date(present, wanted):
-            _keep(network, present)
-            return
+    if weights is None and present.get("weights") == "file":
+        _keep(network, present)  # somebody's own weights are not replaced by published ones unless asked for
+        return
+    if weights is None and present.get("weights") == IMAGENET1K_V1.kind and _up_to_date(present):
+        _keep(network, present)  # whose digest is known without the download
+        return
     module, origin = network.build(weights)
 
     from triton_vision.export import graph
@@ -106,10 +107,11 @@ def _complain(message: str) -> None:
     print(f"error: {message}", file=sys.stderr)
 
 
-def _up_to_date(present: dict[str, object], sha256: str) -> bool:
+def _up_to_date(present: dict[str, object]) -> bool:
     from triton_vision.export import graph
 
-    return present["weights_sha256"] == sha256 and present["tools"] == {"exporter": EXPORTER, **graph.versions()}
+    made_with = {"exporter": EXPORTER, **graph.versions()}
+    return present["weights_sha256"] == IMAGENET1K_V1.sha256 and present["tools"] == made_with
 
 
 def _keep(network: Network, present: dict[str, object]) -> None:

@@ -94,9 +94,8 @@ def download(url: str, path: Path, expected: str, timeout: float = CONNECT_TIMEO
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.with_suffix(".lock").open("w") as lock:
-            fcntl.flock(
-                lock, fcntl.LOCK_EX
-            )  # of two downloads of one file, the second finds what the first has brought
+            # Of two downloads of one file, the second finds what the first has brought.
+            fcntl.flock(lock, fcntl.LOCK_EX)
             if path.is_file() and sha256(path) == expected:
                 return
             _reach(url, timeout)
