@@ -3,12 +3,14 @@
 A new stage is a directory with a ``config.pbtxt`` and a ``model.py`` of a few lines; ``docs/stages.md`` shows one.
 """
 
+from triton_vision.stages.adapter import adapt
 from triton_vision.stages.config import StageConfig
 from triton_vision.stages.core import EmbeddedCore
-from triton_vision.stages.errors import REASONS, ConfigError, ImageRefused, InvalidRequest, StageError
-from triton_vision.stages.kit import BatchStage, ItemStage, adapt
+from triton_vision.stages.errors import REASONS, ConfigError, ImageRefused, InvalidRequest, RequestDropped, StageError
+from triton_vision.stages.kit import BatchStage, ItemStage
 from triton_vision.stages.postprocess import Postprocess
 from triton_vision.stages.preprocess import Preprocess
+from triton_vision.stages.recipe import Recipe, read_pixels
 
 __all__ = [
     "REASONS",
@@ -20,7 +22,10 @@ __all__ = [
     "ItemStage",
     "Postprocess",
     "Preprocess",
+    "Recipe",
+    "RequestDropped",
     "StageConfig",
     "StageError",
     "adapt",
+    "read_pixels",
 ]

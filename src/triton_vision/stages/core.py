@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 from triton_vision.stages.config import StageConfig, Tensor
@@ -48,8 +47,6 @@ class EmbeddedCore(BatchStage):
             },
         )
         self._infer = compiled.create_infer_request()
-        # The first inference of a shape prepares its kernels; callers shall not wait for the usual one.
-        self.process(np.zeros((1, *given.dims), given.dtype))
 
     def process(self, pixels: NDArray[Any]) -> NDArray[Any]:
         """``[rows, height, width, 3]`` of pixels to ``[rows, classes]`` of logits."""

@@ -9,7 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 from PIL import Image
 
+from triton_vision.stages import jpeg
 from triton_vision.stages.errors import ImageRefused
+from triton_vision.stages.resize import Frame
 from triton_vision.stages.truncation import is_cut
 
 # What `formats` may list -> Pillow's decoder. MPO is a JPEG with further ones behind it, APNG a PNG.
@@ -46,16 +48,6 @@ SIGNATURES: tuple[tuple[str, re.Pattern[bytes]], ...] = tuple(
         ("HTML", rb"\s*<(!doctype html|html|head|body)"),
     )
 )
-# EXIF orientation -> what makes the image upright (EXIF 2.3, tag 0x0112); 1 and anything undefined leave it alone.
-UPRIGHT = {
-    2: Image.Transpose.FLIP_LEFT_RIGHT,
-    3: Image.Transpose.ROTATE_180,
-    4: Image.Transpose.FLIP_TOP_BOTTOM,
-    5: Image.Transpose.TRANSPOSE,
-    6: Image.Transpose.ROTATE_270,
-    7: Image.Transpose.TRANSVERSE,
-    8: Image.Transpose.ROTATE_90,
-}
 ORIENTATION_TAG = 0x0112
 
 
@@ -86,30 +78,49 @@ def sniff(data: bytes) -> str:
 
 
 def decode(data: bytes, limits: Limits, *, orient: bool = True) -> Image.Image:
-    """Decodes the first frame as Pillow does, turned upright by its EXIF orientation.
+    """The first frame as an RGB image of 8 bits a channel, upright; see ``read_frame``."""
+    return read_frame(data, limits, orient=orient).upright()
+
+
+def read_frame(data: bytes, limits: Limits, *, orient: bool = True, short: int = 0) -> Frame:
+    """Decodes the first frame, to the pixels that Pillow decodes.
 
     Args:
         data: one encoded file.
         limits: what may be decoded.
-        orient: whether the EXIF orientation is applied.
+        orient: whether the EXIF orientation is looked for.
+        short: 0 for every pixel; else a plain JPEG may be decoded at 1/8, 1/4 or 1/2 of its size, as long as its
+            shorter side keeps this many pixels.
 
     Returns:
-        An RGB image of 8 bits a channel: 16-bit grey scaled by ``>> 8``, every other mode by ``convert("RGB")``.
+        8 bits a channel: 16-bit grey scaled by ``>> 8``, every other mode by ``convert("RGB")``. Valid until the same
+        thread's next call.
 
     Raises:
         ImageRefused: with one of the contract's reasons; nothing else is raised for any input.
     """
     name = _check(data, limits)
-    # The JPEG decoder finds out by itself that a file is an MPO; of that, too, the first frame is wanted.
-    decoder = DECODERS[name]
+    header = jpeg.read_header(data) if name == "JPEG" else None
+    if header is not None:
+        _check_pixels(header.width, header.height, limits)
+        if header.plain:
+            array = jpeg.decode(data, header, short)
+            if array is not None:
+                return Frame(array, (header.width, header.height))
     try:
-        with Image.open(io.BytesIO(data), formats=(decoder,)) as image:
-            width, height = image.size
-            if width * height > limits.max_pixels:
-                raise _too_many_pixels(f"{width}x{height}", limits)
+        # The JPEG decoder finds out by itself that a file is an MPO; of that, too, the first frame is wanted.
+        with Image.open(io.BytesIO(data), formats=(DECODERS[name],)) as image:
+            _check_pixels(image.width, image.height, limits)
+            if header is not None and not header.plain and image.size == (header.width, header.height):
+                # Pillow has read what the segments say; the pixels are still to be had faster.
+                orientation = _orientation(image) if orient else 1
+                array = jpeg.decode(data, header, short)
+                if array is not None:
+                    return Frame(array, image.size, orientation)
             image.load()
-            upright = _to_rgb(image)
+            # Not before: of some formats this loads the image, and would hide what is wrong with it.
             orientation = _orientation(image) if orient else 1
+            return Frame(_to_rgb(image), image.size, orientation)
     except ImageRefused:
         raise
     except Image.DecompressionBombError:
@@ -118,7 +129,6 @@ def decode(data: bytes, limits: Limits, *, orient: bool = True) -> Image.Image:
         raise ImageRefused("too_many_pixels", f"the {name} does not fit into memory") from None
     except Exception as error:  # noqa: BLE001 - a decoder may raise anything at all on hostile input
         raise _refusal(name, data, error) from None
-    return upright.transpose(UPRIGHT[orientation]) if orientation in UPRIGHT else upright
 
 
 def _check(data: bytes, limits: Limits) -> str:
@@ -133,6 +143,11 @@ def _check(data: bytes, limits: Limits) -> str:
         what = f"{name} is not accepted" if name else "the first bytes are no known image format's"
         raise ImageRefused("unsupported_format", f"{what}; send one of {', '.join(limits.formats)}")
     return name
+
+
+def _check_pixels(width: int, height: int, limits: Limits) -> None:
+    if width * height > limits.max_pixels:
+        raise _too_many_pixels(f"{width}x{height}", limits)
 
 
 def _too_many_pixels(what: str, limits: Limits) -> ImageRefused:

@@ -3,6 +3,7 @@
 StageError
 ├── ConfigError      at load: a field of config.pbtxt is wrong; the message names it
 ├── InvalidRequest   the whole request is wrong (INVALID_ARGUMENT)
+├── RequestDropped   nobody waits for the answer any more: its timeout has passed, or its caller cancelled
 └── ImageRefused     one item is refused; under ``on_bad_image: mask`` its neighbours are answered
 """
 
@@ -22,6 +23,18 @@ class ConfigError(StageError):
 
 class InvalidRequest(StageError):
     """A request as a whole cannot be answered: a wrong parameter, or tensors that do not belong together."""
+
+
+class RequestDropped(StageError):
+    """A request whose answer nobody waits for.
+
+    Attributes:
+        cancelled: its caller cancelled it; else its timeout has passed.
+    """
+
+    def __init__(self, message: str, *, cancelled: bool) -> None:
+        self.cancelled = cancelled
+        super().__init__(message)
 
 
 class ImageRefused(StageError):

@@ -3,55 +3,53 @@
 A stage is a class with a few verbs, called in this order::
 
     setup(config)                   once, when Triton loads the model
+    example() -> inputs             once, right after: one item to warm up with
     parse(parameters) -> options    once for each request
     process(...)                    for each item (ItemStage) or each batch (BatchStage)
     respond(outputs, options)       once for each request
     teardown()                      once, when Triton unloads the model
 
-The kit reads and stacks the requests of one ``execute``, splits the results into exactly one response for each of
-them whatever happens, carries STATUS in and out where the configuration declares it, and turns what a stage raises
-into the error of the request it belongs to. A batch neighbour never notices.
+``triton_vision.stages.adapter`` calls them.
 """
 
 from __future__ import annotations
 
-import importlib
-import json
-import traceback
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from triton_vision.stages.config import StageConfig, Tensor
-from triton_vision.stages.cpu import visible_cores
-from triton_vision.stages.errors import ConfigError, ImageRefused, InvalidRequest
+from triton_vision.stages.errors import ConfigError, ImageRefused
 
 Array = NDArray[Any]
 Parameters = Mapping[str, Any]
 STATUS = "STATUS"
+# Asking whether a request has been cancelled costs 70 us: worth it between items that take this many seconds.
+SLOW_ITEM_S = 0.02
 
 
 @dataclass
-class Span:
-    """One request's rows in the batch of an ``execute``, and what became of it."""
+class Batch:
+    """The items of one ``execute``, stacked.
 
-    request: Any
-    rows: slice = field(default_factory=lambda: slice(0, 0))
-    inputs: list[Array] = field(default_factory=list)
-    status: Array | None = None
-    masks: bool = False
-    options: Any = None
-    outputs: tuple[Array, ...] = ()
-    error: tuple[str, bool] | None = None  # message, and whether it is the caller's fault
+    Attributes:
+        inputs: in the configuration's order, each ``[rows, *dims]``.
+        status: bytes, ``[rows]``; not empty where an item is refused.
+        failures: row -> what went wrong with it, of which its request will be told.
+        check: row, whether to ask for cancellation -> raises RequestDropped where nobody waits for its answer.
+        outputs: what ``run`` made, for each output a list of rows or an array of them.
+    """
 
-    @property
-    def count(self) -> int:
-        """How many items the request holds."""
-        return int(self.rows.stop - self.rows.start)
+    inputs: Sequence[Array]
+    status: Array
+    check: Callable[[int, bool], None] = lambda row, ask: None  # noqa: ARG005
+    failures: dict[int, Exception] = field(default_factory=dict)
+    outputs: Sequence[Any] = ()
 
 
 class Stage:
@@ -59,7 +57,7 @@ class Stage:
 
     Attributes:
         config: the model's configuration.
-        threads: the parameter ``threads``; by default the cores visible to the process.
+        threads: the parameter ``threads``.
     """
 
     config: StageConfig
@@ -67,6 +65,16 @@ class Stage:
 
     def setup(self, config: StageConfig) -> None:
         """Reads parameters and checks tensors; raises ConfigError for a field that is wrong."""
+
+    def example(self) -> Sequence[Any] | None:
+        """The inputs of one item, as ``process`` of an ItemStage takes them; None: the stage needs no warm-up.
+
+        By default zeros, where every input has fixed dims and none is a STRING.
+        """
+        tensors = [tensor for tensor in self.config.inputs.values() if tensor.name != STATUS]
+        if any(min(tensor.dims, default=1) < 0 or tensor.triton_type == "TYPE_STRING" for tensor in tensors):
+            return None
+        return [np.zeros(tensor.dims, tensor.dtype) for tensor in tensors]
 
     def parse(self, parameters: Parameters) -> Any:  # noqa: ARG002 - a verb with a default
         """Turns a request's parameters into options for ``respond``; raises InvalidRequest for a wrong value.
@@ -88,13 +96,13 @@ class Stage:
     def teardown(self) -> None:
         """Releases what ``setup`` acquired."""
 
-    def run(self, inputs: Sequence[Array], status: Array, failures: dict[int, Exception]) -> tuple[Array, ...]:
-        """Processes one stacked batch; ``status`` and ``failures`` (row -> exception) are filled in."""
+    def run(self, batch: Batch) -> None:
+        """Processes one batch: fills in its outputs, and its status and failures where something is wrong."""
         raise NotImplementedError
 
 
 class ItemStage(Stage):
-    """A stage that works on one item at a time; the items of a batch run on several threads.
+    """A stage that works on one item at a time; the items of a batch may run on several threads.
 
     ``process`` takes one item's inputs in the configuration's order (a STRING ``[1]`` as bytes, anything else as an
     array of the declared dims) and returns its output, or a tuple of its outputs in the configuration's order.
@@ -104,28 +112,42 @@ class ItemStage(Stage):
     process: Any
     _pool: ThreadPoolExecutor | None = None
 
-    def run(self, inputs: Sequence[Array], status: Array, failures: dict[int, Exception]) -> tuple[Array, ...]:
-        count = len(status)
-        outputs = tuple(_empty(tensor, count) for tensor in self.config.outputs.values() if tensor.name != STATUS)
+    def run(self, batch: Batch) -> None:
+        status = batch.status
+        tensors = [tensor for tensor in self.config.outputs.values() if tensor.name != STATUS]
+        outputs: list[list[Any]] = [[None] * len(status) for _ in tensors]
+        slow = False
 
         def one(row: int) -> None:
+            nonlocal slow
             try:
-                result = self.process(*(_item(array[row]) for array in inputs))
+                batch.check(row, slow)
+                began = time.perf_counter()
+                result = self.process(*[_item(array[row]) for array in batch.inputs])
+                slow = time.perf_counter() - began > SLOW_ITEM_S
                 made = result if isinstance(result, tuple) else (result,)
-                for target, value in zip(outputs, made, strict=True):
-                    target[row] = value
+                for rows, tensor, value in zip(outputs, tensors, made, strict=True):
+                    rows[row] = _as_declared(tensor, value)
             except ImageRefused as refusal:
                 status[row] = str(refusal).encode()
             except Exception as error:  # noqa: BLE001 - one item's failure must stay its own
-                failures[row] = error
+                batch.failures[row] = error
 
-        rows = [row for row in range(count) if not status[row]]
-        if self.threads == 1 or len(rows) < 2:
-            for row in rows:
+        todo = [row for row, text in enumerate(status) if not text]
+        if self.threads == 1 or len(todo) < 2:
+            for row in todo:
                 one(row)
         else:
-            list(self._threads().map(one, rows))
-        return outputs
+            list(self._threads().map(one, todo))
+        batch.outputs = outputs
+
+    def check_outputs(self) -> None:
+        """Raises ConfigError for an output whose size is not known beforehand."""
+        for tensor in self.config.outputs.values():
+            if min(tensor.dims, default=1) < 0:
+                raise ConfigError(
+                    f"output {tensor.name}: dims {list(tensor.dims)} must be fixed for a stage that works on items"
+                )
 
     def _threads(self) -> ThreadPoolExecutor:
         if self._pool is None:
@@ -142,181 +164,47 @@ class BatchStage(Stage):
 
     process: Any
 
-    def run(self, inputs: Sequence[Array], status: Array, failures: dict[int, Exception]) -> tuple[Array, ...]:
+    def run(self, batch: Batch) -> None:
         try:
-            result = self.process(*inputs)
+            result = self.process(*batch.inputs)
         except Exception as error:  # noqa: BLE001 - every request of the batch is told
-            failures.update(dict.fromkeys(range(len(status)), error))
-            return ()
-        return result if isinstance(result, tuple) else (result,)
+            batch.failures.update(dict.fromkeys(range(len(batch.status)), error))
+            return
+        batch.outputs = result if isinstance(result, tuple) else (result,)
 
 
-def _empty(tensor: Tensor, count: int) -> Array:
-    if any(size < 0 for size in tensor.dims):
-        raise ConfigError(
-            f"output {tensor.name}: dims {list(tensor.dims)} must be fixed for a stage that works on items"
-        )
-    return np.zeros((count, *tensor.dims), tensor.dtype)
+def gather(tensors: Sequence[Tensor], outputs: Sequence[Any], rows: range) -> tuple[Array, ...]:
+    """One request's rows of what ``run`` made.
+
+    Args:
+        tensors: the declared outputs; an ItemStage makes just these, a BatchStage may make others for ``respond``.
+    """
+    if not outputs or not isinstance(outputs[0], list):
+        return tuple(made[rows.start : rows.stop] for made in outputs)
+    return tuple(_stacked(tensor, made, rows) for tensor, made in zip(tensors, outputs, strict=True))
+
+
+def _stacked(tensor: Tensor, made: list[Any], rows: range) -> Array:
+    """``[rows, *dims]``, zeros where an item made none."""
+    if len(rows) == 1 and made[rows.start] is not None:
+        single: Array = made[rows.start][np.newaxis]
+        return single
+    array: Array = np.zeros((len(rows), *tensor.dims), tensor.dtype)
+    for index, row in enumerate(rows):
+        if made[row] is not None:
+            array[index] = made[row]
+    return array
+
+
+def _as_declared(tensor: Tensor, value: Any) -> Array:
+    """The value in the output's type and dims; raises ValueError where it does not fit."""
+    if isinstance(value, np.ndarray) and value.dtype == tensor.dtype and value.shape == tensor.dims:
+        return value
+    array: Array = np.empty(tensor.dims, tensor.dtype)
+    array[...] = value
+    return array
 
 
 def _item(value: Any) -> Any:
     """An item as a stage wants it: the one bytes object of a STRING ``[1]``, else the array."""
     return value[0] if isinstance(value, np.ndarray) and value.dtype == np.object_ and value.shape == (1,) else value
-
-
-class Adapter:
-    """What Triton's Python backend calls: ``initialize``, ``execute``, ``finalize``.
-
-    ``model.py`` is ``TritonPythonModel = adapt(MyStage)``.
-    """
-
-    stage_class: ClassVar[type[Stage]]
-
-    def __init__(self, utils: Any = None) -> None:
-        # Triton's module exists inside its stub alone; tests hand in a stand-in.
-        self.utils = importlib.import_module("triton_python_backend_utils") if utils is None else utils
-
-    # -- Triton's verbs -----------------------------------------------------------------------------------------
-
-    def initialize(self, args: Mapping[str, str]) -> None:
-        """Sets the stage up; what is wrong with the configuration is said with the model's name."""
-        config = StageConfig(args)
-        stage = self.stage_class()
-        stage.config = config
-        try:
-            stage.threads = config.integer("threads", visible_cores())
-            for name in (STATUS,):
-                if name in config.outputs:
-                    config.require("output", name, {"TYPE_STRING": (1,)})
-                if name in config.inputs:
-                    config.require("input", name, {"TYPE_STRING": (1,)})
-            stage.setup(config)
-            if isinstance(stage, ItemStage):
-                for tensor in config.outputs.values():
-                    _empty(tensor, 0)
-            config.check_all_read()
-        except ConfigError as error:
-            raise ConfigError(f"{config.name}: {error}") from None
-        self.stage = stage
-        self.config = config
-        self._inputs = [tensor for tensor in config.inputs.values() if tensor.name != STATUS]
-        self._outputs = [tensor for tensor in config.outputs.values() if tensor.name != STATUS]
-        self._takes_status = STATUS in config.inputs
-        self._gives_status = STATUS in config.outputs
-
-    def execute(self, requests: Sequence[Any]) -> list[Any]:
-        """Answers every request, each with its own result or its own error."""
-        spans = [Span(request) for request in requests]
-        for span in spans:
-            self._attempt(self._read, span)
-        live = [span for span in spans if span.error is None]
-        if live:
-            try:
-                self._process(live)
-            except Exception as error:  # noqa: BLE001 - every request still gets its response
-                self._blame(live, error)
-        return [self._response(span) for span in spans]
-
-    def finalize(self) -> None:
-        """Tears the stage down."""
-        self.stage.teardown()
-
-    # -- one execute --------------------------------------------------------------------------------------------
-
-    def _attempt(self, step: Any, span: Span) -> None:
-        try:
-            step(span)
-        except Exception as error:  # noqa: BLE001 - belongs to this request alone
-            self._blame([span], error)
-
-    def _read(self, span: Span) -> None:
-        request = span.request
-        parameters = json.loads(request.parameters() or "{}")
-        span.masks = _masks(parameters)
-        span.options = self.stage.parse(parameters)
-        for tensor in self._inputs:
-            span.inputs.append(self.utils.get_input_tensor_by_name(request, tensor.name).as_numpy())
-        counts = {len(array) for array in span.inputs}
-        if self._takes_status:
-            given = self.utils.get_input_tensor_by_name(request, STATUS).as_numpy()
-            span.status = given.reshape(len(given))
-            counts.add(len(given))
-        if len(counts) != 1:
-            raise InvalidRequest(f"the inputs hold different numbers of items: {sorted(counts)}")
-        span.rows = slice(0, counts.pop())
-
-    def _process(self, spans: list[Span]) -> None:
-        start = 0
-        for span in spans:
-            span.rows = slice(start, start + span.count)
-            start = span.rows.stop
-        stacked = [_stack([span.inputs[index] for span in spans]) for index in range(len(self._inputs))]
-        status = np.full(start, b"", np.object_)
-        for span in spans:
-            if span.status is not None:
-                status[span.rows] = span.status
-        failures: dict[int, Exception] = {}
-        outputs = self.stage.run(stacked, status, failures)
-        for span in spans:
-            self._attempt(lambda span: self._finish(span, outputs, status, failures), span)
-
-    def _finish(self, span: Span, outputs: tuple[Array, ...], status: Array, failures: Mapping[int, Exception]) -> None:
-        rows = range(span.rows.start, span.rows.stop)
-        for row in rows:
-            if row in failures:
-                raise failures[row]
-        span.status = status[span.rows]
-        if not (span.masks and self._gives_status):
-            for index, text in enumerate(span.status):
-                if text:
-                    raise InvalidRequest(f"image {index}: {text.decode()}")
-        span.outputs = self.stage.respond(tuple(output[span.rows] for output in outputs), span.status, span.options)
-
-    def _blame(self, spans: list[Span], error: Exception) -> None:
-        """Notes an error; one that no stage raises on purpose is logged in full and told in general."""
-        if isinstance(error, (InvalidRequest, ImageRefused)):
-            told = (str(error), True)
-        else:
-            trace = "".join(traceback.format_exception(error))
-            self.utils.Logger.log_error(f"{self.config.name}: {trace}")
-            told = (
-                f"{self.config.name} failed on this request ({type(error).__name__}); the server's log says more",
-                False,
-            )
-        for span in spans:
-            span.error = told
-
-    def _response(self, span: Span) -> Any:
-        utils = self.utils
-        if span.error is None:
-            try:
-                tensors = [
-                    utils.Tensor(tensor.name, np.ascontiguousarray(value, tensor.dtype))
-                    for tensor, value in zip(self._outputs, span.outputs, strict=True)
-                ]
-                if self._gives_status:
-                    assert span.status is not None
-                    tensors.append(utils.Tensor(STATUS, span.status.reshape(-1, 1)))
-                return utils.InferenceResponse(output_tensors=tensors)
-            except Exception as error:  # noqa: BLE001 - a response that cannot be built is still an answer
-                self._blame([span], error)
-        assert span.error is not None
-        message, callers_fault = span.error
-        code = utils.TritonError.INVALID_ARG if callers_fault else utils.TritonError.INTERNAL
-        return utils.InferenceResponse(output_tensors=[], error=utils.TritonError(message, code))
-
-
-def adapt(stage_class: type[Stage]) -> type[Adapter]:
-    """The class that a ``model.py`` names ``TritonPythonModel``."""
-    return type("TritonPythonModel", (Adapter,), {"stage_class": stage_class})
-
-
-def _masks(parameters: Parameters) -> bool:
-    value = parameters.get("on_bad_image", "fail")
-    if value not in ("fail", "mask"):
-        raise InvalidRequest(f"parameter on_bad_image is {value!r}, and must be 'fail' or 'mask'")
-    return bool(value == "mask")
-
-
-def _stack(arrays: list[Array]) -> Array:
-    return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)

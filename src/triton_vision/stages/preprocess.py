@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import warnings
 from typing import Any
 
@@ -10,10 +11,11 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from triton_vision.stages.config import StageConfig
-from triton_vision.stages.decode import DECODERS, Limits, decode
+from triton_vision.stages.decode import DECODERS, Limits
 from triton_vision.stages.errors import ConfigError
 from triton_vision.stages.kit import ItemStage
-from triton_vision.stages.resize import FILTERS, resize_crop
+from triton_vision.stages.recipe import Recipe, read_pixels
+from triton_vision.stages.resize import FILTERS
 
 # ImageNet's channel statistics on [0, 1], as torchvision's ImageNet weights expect them.
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
@@ -28,24 +30,28 @@ class Preprocess(ItemStage):
 
     def setup(self, config: StageConfig) -> None:
         config.require("input", "IMAGE", {"TYPE_STRING": (1,)})
-        self.resize = config.integer("resize", 256)
-        self.crop = config.integer("crop", 224)
-        if self.resize < self.crop:
-            raise ConfigError(f"parameters resize: {self.resize} must be at least crop, {self.crop}")
+        resize, crop = config.integer("resize", 256), config.integer("crop", 224)
+        if resize < crop:
+            raise ConfigError(f"parameters resize: {resize} must be at least crop, {crop}")
         pixels = config.require(
             "output",
             "PIXELS",
-            {"TYPE_UINT8": (self.crop, self.crop, 3), "TYPE_FP32": (3, self.crop, self.crop)},
+            {"TYPE_UINT8": (crop, crop, 3), "TYPE_FP32": (3, crop, crop)},
         )
-        self.filter = FILTERS[config.choice("filter", "bilinear", tuple(FILTERS))]
-        self.orient = config.choice("orientation", "exif", ("exif", "ignore")) == "exif"
-        self.limits = Limits(
-            formats=config.words("formats", tuple(DECODERS), tuple(DECODERS)),
-            max_bytes=config.integer("max_bytes", Limits.max_bytes),
-            max_pixels=config.integer("max_pixels", Limits.max_pixels),
+        self.recipe = Recipe(
+            resize=resize,
+            crop=crop,
+            resample=FILTERS[config.choice("filter", "bilinear", tuple(FILTERS))],
+            orient=config.choice("orientation", "exif", ("exif", "ignore")) == "exif",
+            fast=config.choice("decode", "exact", ("exact", "fast")) == "fast",
+            limits=Limits(
+                formats=config.words("formats", tuple(DECODERS), tuple(DECODERS)),
+                max_bytes=config.integer("max_bytes", Limits.max_bytes),
+                max_pixels=config.integer("max_pixels", Limits.max_pixels),
+            ),
         )
         # Pillow's own check knows frames and tiles that ours on the header does not; this process serves one stage.
-        Image.MAX_IMAGE_PIXELS = self.limits.max_pixels
+        Image.MAX_IMAGE_PIXELS = self.recipe.limits.max_pixels
         # Pillow warns of oddities in files that it then serves: no news for an operator.
         warnings.filterwarnings("ignore", module="PIL")
         self.normalises = pixels.triton_type == "TYPE_FP32"
@@ -58,10 +64,16 @@ class Preprocess(ItemStage):
             self.scale = (1.0 / (255.0 * std)).astype(np.float32)
             self.shift = (-mean / std).astype(np.float32)
 
+    def example(self) -> tuple[bytes]:
+        """A JPEG, the likeliest format, in a size that leaves something to resize."""
+        noise = np.random.default_rng(0).integers(0, 256, (375, 500, 3), np.uint8)
+        file = io.BytesIO()
+        Image.fromarray(noise).save(file, "JPEG")
+        return (file.getvalue(),)
+
     def process(self, image: bytes) -> NDArray[Any]:
         """One encoded file to its pixels; raises ImageRefused."""
-        upright = decode(image, self.limits, orient=self.orient)
-        pixels: NDArray[Any] = np.asarray(resize_crop(upright, self.resize, self.crop, self.filter))
+        pixels = read_pixels(image, self.recipe)
         if self.normalises:
             pixels = (pixels * self.scale + self.shift).transpose(2, 0, 1)
         return pixels

@@ -215,9 +215,11 @@ def test_samples_that_are_no_numbers(value: float) -> None:
 def test_whatever_a_decoder_raises_is_a_refusal(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
     data = jpeg(1)
 
-    def load(*_: object) -> None:
+    def load(*_: object, **__: object) -> None:
         raise error
 
+    monkeypatch.setattr("simplejpeg.decode_jpeg", load)
+    np.testing.assert_array_equal(pixels(data), np.asarray(Image.open(io.BytesIO(data))))
     monkeypatch.setattr(Image.Image, "load", load)
     monkeypatch.setattr("PIL.ImageFile.ImageFile.load", load)
     assert refusal(data) == "corrupt"

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from tests.conftest import jpeg
-from tests.unit.stages.fakes import FakeRequest, images, load
 from triton_vision.stages import (
     BatchStage,
     ConfigError,
@@ -20,6 +19,7 @@ from triton_vision.stages import (
     Preprocess,
 )
 from triton_vision.stages.cpu import visible_cores
+from triton_vision.stages.testing import Request, StageRunner
 
 PREPROCESS = """
 name: "pre" backend: "python" max_batch_size: 8
@@ -36,15 +36,19 @@ STATUS = ', { name: "STATUS" data_type: TYPE_STRING dims: [ 1 ] }'
 WITH_STATUS = NUMBERS % (STATUS, STATUS)
 
 
+def images(*contents: bytes, **parameters: Any) -> Request:
+    return Request({"IMAGE": np.array(contents, np.object_).reshape(-1, 1)}, parameters)
+
+
 def parameter(key: str, value: str) -> str:
     return f'parameters {{ key: "{key}" value: {{ string_value: "{value}" }} }}\n'
 
 
-def numbers(*values: float, status: list[bytes] | None = None, **parameters: Any) -> FakeRequest:
+def numbers(*values: float, status: list[bytes] | None = None, **parameters: Any) -> Request:
     tensors: dict[str, Any] = {"IN": np.array(values, np.float32).reshape(-1, 1)}
     if status is not None:
         tensors["STATUS"] = np.array(status, np.object_).reshape(-1, 1)
-    return FakeRequest(tensors, parameters)
+    return Request(tensors, parameters)
 
 
 class Inverse(ItemStage):
@@ -59,7 +63,7 @@ class Inverse(ItemStage):
 
 
 def test_requests_are_stacked_and_split() -> None:
-    adapter = load(Inverse, NUMBERS % ("", ""))
+    adapter = StageRunner(Inverse, NUMBERS % ("", ""))
     responses = adapter.execute([numbers(1, 2), numbers(4), numbers(5, 8, 10)])
     assert [response.outputs["OUT"].ravel().tolist() for response in responses] == [
         [1, 0.5],
@@ -70,36 +74,36 @@ def test_requests_are_stacked_and_split() -> None:
 
 
 def test_a_refused_item_fails_its_own_request_only() -> None:
-    adapter = load(Inverse, WITH_STATUS)
+    adapter = StageRunner(Inverse, WITH_STATUS)
     good, bad, more = adapter.execute(
         [numbers(1, status=[b""]), numbers(2, 0, status=[b"", b""]), numbers(4, status=[b""])]
     )
-    assert good.error is None
+    assert good.error == ""
     assert more.outputs["OUT"].tolist() == [[0.25]]
-    assert (bad.error.code, bad.error.message) == ("INVALID_ARG", "image 1: zero: cannot be inverted")
+    assert (bad.code, bad.error) == ("INVALID_ARG", "image 1: zero: cannot be inverted")
 
 
 def test_masked_items_keep_their_status_and_are_not_processed() -> None:
-    adapter = load(Inverse, WITH_STATUS)
+    adapter = StageRunner(Inverse, WITH_STATUS)
     (response,) = adapter.execute([numbers(2, 0, -1, status=[b"", b"", b"empty: upstream"], on_bad_image="mask")])
     assert response.outputs["STATUS"].ravel().tolist() == [b"", b"zero: cannot be inverted", b"empty: upstream"]
     assert response.outputs["OUT"].ravel().tolist() == [0.5, 0, 0]
 
 
 def test_without_a_status_output_nothing_can_be_masked() -> None:
-    adapter = load(Inverse, NUMBERS % ("", ""))
+    adapter = StageRunner(Inverse, NUMBERS % ("", ""))
     (response,) = adapter.execute([numbers(0, on_bad_image="mask")])
-    assert response.error.code == "INVALID_ARG"
+    assert response.code == "INVALID_ARG"
 
 
 def test_an_unexpected_exception_is_internal_logged_and_told_without_details() -> None:
-    adapter = load(Inverse, WITH_STATUS)
+    adapter = StageRunner(Inverse, WITH_STATUS)
     good, bad = adapter.execute([numbers(2, status=[b""]), numbers(1, -1, status=[b"", b""])])
-    assert good.error is None
-    assert bad.error.code == "INTERNAL"
-    assert "RuntimeError" in bad.error.message
-    assert "secret" not in bad.error.message
-    assert "/a/secret/path" in adapter.utils.Logger.lines[0]
+    assert good.error == ""
+    assert bad.code == "INTERNAL"
+    assert "RuntimeError" in bad.error
+    assert "secret" not in bad.error
+    assert "/a/secret/path" in adapter.utils.Logger.lines[0][1]
 
 
 class Doubled(BatchStage):
@@ -115,13 +119,13 @@ class Doubled(BatchStage):
 
 
 def test_a_batch_stage_answers_every_request_whatever_happens() -> None:
-    adapter = load(Doubled, NUMBERS % ("", ""))
+    adapter = StageRunner(Doubled, NUMBERS % ("", ""))
     one, two, three = adapter.execute([numbers(1, 2), numbers(3, bad=1), numbers(4)])
     assert one.outputs["OUT"].tolist() == [[2], [4]]
-    assert two.error.code == "INVALID_ARG"
+    assert two.code == "INVALID_ARG"
     assert three.outputs["OUT"].tolist() == [[8]]
     responses = adapter.execute([numbers(1), numbers(-1)])
-    assert [response.error.code for response in responses] == ["INTERNAL", "INTERNAL"]
+    assert [response.code for response in responses] == ["INTERNAL", "INTERNAL"]
 
 
 class WrongShape(BatchStage):
@@ -133,22 +137,22 @@ class WrongShape(BatchStage):
 
 
 def test_a_response_that_cannot_be_built_is_still_an_answer() -> None:
-    (response,) = load(WrongShape, NUMBERS % ("", "")).execute([numbers(1)])
-    assert response.error.code == "INTERNAL"
+    (response,) = StageRunner(WrongShape, NUMBERS % ("", "")).execute([numbers(1)])
+    assert response.code == "INTERNAL"
 
 
 @pytest.mark.parametrize("value", ["skip", "", 1, None, True])
 def test_a_wrong_on_bad_image(value: object) -> None:
-    (response,) = load(Preprocess, PREPROCESS).execute([images(jpeg(1), on_bad_image=value)])
-    assert response.error.code == "INVALID_ARG"
-    assert "on_bad_image" in response.error.message
+    (response,) = StageRunner(Preprocess, PREPROCESS).execute([images(jpeg(1), on_bad_image=value)])
+    assert response.code == "INVALID_ARG"
+    assert "on_bad_image" in response.error
 
 
 def test_preprocess_uint8_and_fp32_agree() -> None:
     wide = PREPROCESS.replace("TYPE_UINT8 dims: [ 224, 224, 3 ]", "TYPE_FP32 dims: [ 3, 224, 224 ]")
     request = images(jpeg(1), jpeg(2))
-    pixels = load(Preprocess, PREPROCESS).execute([request])[0].outputs["PIXELS"]
-    normalised = load(Preprocess, wide).execute([request])[0].outputs["PIXELS"]
+    pixels = StageRunner(Preprocess, PREPROCESS).execute([request])[0].outputs["PIXELS"]
+    normalised = StageRunner(Preprocess, wide).execute([request])[0].outputs["PIXELS"]
     expected = (pixels / 255.0 - [0.485, 0.456, 0.406]) / [0.229, 0.224, 0.225]
     assert normalised.dtype == np.float32
     np.testing.assert_allclose(normalised, expected.transpose(0, 3, 1, 2), atol=1e-5)
@@ -170,7 +174,7 @@ def test_preprocess_uint8_and_fp32_agree() -> None:
 )
 def test_wrong_parameters_are_named_at_load(change: str, words: str) -> None:
     with pytest.raises(ConfigError, match=f"^pre: {words}"):
-        load(Preprocess, PREPROCESS + change)
+        StageRunner(Preprocess, PREPROCESS + change)
 
 
 @pytest.mark.parametrize(
@@ -187,7 +191,7 @@ def test_wrong_parameters_are_named_at_load(change: str, words: str) -> None:
 def test_wrong_tensors_are_named_at_load(old: str, new: str, words: str) -> None:
     assert old in PREPROCESS
     with pytest.raises(ConfigError, match=words):
-        load(Preprocess, PREPROCESS.replace(old, new))
+        StageRunner(Preprocess, PREPROCESS.replace(old, new))
 
 
 # -- postprocess ------------------------------------------------------------------------------------------------
@@ -205,12 +209,12 @@ output [
 @pytest.fixture
 def post(tmp_path: Path) -> Any:
     (tmp_path / "labels.txt").write_text("ant\nbée\ncat\ndog\n")
-    return load(Postprocess, POSTPROCESS, tmp_path)
+    return StageRunner(Postprocess, POSTPROCESS, tmp_path)
 
 
-def logits(*rows: list[float], status: list[bytes] | None = None, **parameters: Any) -> FakeRequest:
+def logits(*rows: list[float], status: list[bytes] | None = None, **parameters: Any) -> Request:
     given = np.array(status or [b""] * len(rows), np.object_).reshape(-1, 1)
-    return FakeRequest({"LOGITS": np.array(rows, np.float32), "STATUS": given}, parameters)
+    return Request({"LOGITS": np.array(rows, np.float32), "STATUS": given}, parameters)
 
 
 def test_top_k_with_ties_and_different_k_in_one_batch(post: Any) -> None:
@@ -235,23 +239,23 @@ def test_refused_items_have_empty_answers(post: Any) -> None:
 
 def test_logits_that_are_no_numbers_fail_their_request_only(post: Any) -> None:
     bad, good = post.execute([logits([np.nan, 1, 2, 3]), logits([1, 2, 3, 4])])
-    assert bad.error.code == "INTERNAL"
-    assert good.error is None
+    assert bad.code == "INTERNAL"
+    assert good.error == ""
 
 
 @pytest.mark.parametrize("value", [0, 5, -1, True, "2", 1.5, None])
 def test_a_wrong_top_k(post: Any, value: object) -> None:
     (response,) = post.execute([logits([1, 2, 3, 4], top_k=value)])
-    assert response.error.code == "INVALID_ARG"
-    assert "top_k" in response.error.message
+    assert response.code == "INVALID_ARG"
+    assert "top_k" in response.error
 
 
 def test_labels_are_checked_at_load(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="parameters labels"):
-        load(Postprocess, POSTPROCESS, tmp_path)
+        StageRunner(Postprocess, POSTPROCESS, tmp_path)
     (tmp_path / "labels.txt").write_text("one\ntwo\n")
     with pytest.raises(ConfigError, match="2 lines, and LOGITS 4 classes"):
-        load(Postprocess, POSTPROCESS, tmp_path)
+        StageRunner(Postprocess, POSTPROCESS, tmp_path)
 
 
 def test_cores_of_a_container(tmp_path: Path) -> None:
