@@ -1,7 +1,7 @@
 # Everything runs in virtual environments that these targets make themselves; nothing outside the checkout is changed.
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
-.PHONY: help setup demo serve test lint bench clean
+.PHONY: help setup demo serve test lint bench compare clean
 BIN := .venv/bin
 # Through the environment, so that no shell reads a file name as a command.
 export IMAGE
@@ -38,6 +38,10 @@ bench: setup  ## measure the served rate and latency of ensemble_lite
 	@$(BIN)/triton-vision prepare efficientnet_lite0
 	@$(BIN)/python -m triton_vision.cli.demo --bench
 
+compare: setup  ## measure the suite beside plain loops, FastAPI, LitServe and a tutorial-style Triton
+	@$(call environment,bench)
+	@$(BIN)/python benchmarks/run.py
+
 clean:  ## remove the environments and the artifacts
-	@rm -rf .venv .venv-export .setup.lock
+	@rm -rf .venv .venv-export .venv-bench .setup.lock build/benchmark
 	@rm -f model_repository/*/*/model.onnx*

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import base64
 import json
 import resource
 import time
@@ -30,6 +31,15 @@ def grpc_request(model: str, data: bytes) -> bytes:
     for name in ("LABELS", "CLASS_IDS", "SCORES"):
         request.outputs.add(name=name)
     return bytes(request.SerializeToString())
+
+
+def json_request(model: str, data: bytes) -> bytes:  # noqa: ARG001 - as the others
+    """One image as base64 in JSON."""
+    return json.dumps({"image": base64.b64encode(data).decode()}).encode()
+
+
+BUILD = {"grpc": grpc_request, "json": json_request, "http": lambda model, data: data}  # noqa: ARG005
+CONTENT_TYPES = {"http": "application/octet-stream", "json": "application/json"}
 
 
 class GrpcCaller:
@@ -54,9 +64,9 @@ class GrpcCaller:
 class HttpCaller:
     """Posts images over a connection of its own that is kept open."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, content_type: str) -> None:
         self.host, _, self.port = address.rpartition(":")
-        self.head = f"POST /predict HTTP/1.1\r\nHost: {address}\r\nContent-Type: application/octet-stream\r\n"
+        self.head = f"POST /predict HTTP/1.1\r\nHost: {address}\r\nContent-Type: {content_type}\r\n"
         self.reader: asyncio.StreamReader | None = None
         self.writer: asyncio.StreamWriter | None = None
 
@@ -80,7 +90,7 @@ class HttpCaller:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("protocol", choices=("grpc", "http"))
+    parser.add_argument("protocol", choices=("grpc", "http", "json"), help="json: base64 within it, over HTTP")
     parser.add_argument("address")
     parser.add_argument("--images", type=Path, required=True)
     parser.add_argument("--kind", default="small")
@@ -95,14 +105,14 @@ def main() -> None:
 async def run(args: argparse.Namespace) -> None:
     files = load(args.images, args.kind)
     truths = [expected(data) for data in files] if args.tolerance >= 0 else []
-    requests = [grpc_request(args.model, data) for data in files] if args.protocol == "grpc" else files
+    requests = [BUILD[args.protocol](args.model, data) for data in files]
     shared = GrpcCaller(args.address) if args.protocol == "grpc" else None
     start = time.monotonic()
     counted, end = start + args.warm, start + args.warm + args.seconds
     latencies: list[float] = []
 
     async def work(caller: int) -> None:
-        connection = shared or HttpCaller(args.address)
+        connection = shared or HttpCaller(args.address, CONTENT_TYPES[args.protocol])
         turn = caller
         while (began := time.monotonic()) < end:
             which = turn % len(files)

@@ -1,4 +1,4 @@
-"""Makes or completes the virtual environments: ``environment.py serve|dev|export``.
+"""Makes or completes the virtual environments: ``environment.py serve|dev|export|bench``.
 
 Standard library only. Every package comes from a hash-pinned file, as a wheel. A finished environment carries a
 stamp of what it was made from, so a second run does nothing; one that was interrupted carries none and is made anew.
@@ -55,6 +55,8 @@ ENVIRONMENTS = {
     "serve": Environment(".venv", SERVE, ("client", ".")),
     "dev": Environment(".venv", (*SERVE, Layer("dev")), ("client", ".")),
     "export": Environment(EXPORT, (TORCH, Layer("export")), (".",)),
+    # The benchmark's peers: without the suite.
+    "bench": Environment(".venv-bench", (Layer("bench"),), ()),
 }
 
 

@@ -45,7 +45,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def run(args: argparse.Namespace) -> int:
     """Serves until a signal; 0 after a clean end, 2 if it could not serve."""
-    from triton_vision.repository import RepositoryError
+    from triton_vision.repository import RepositoryError, scaled
     from triton_vision.server import ServerError, TritonServer
 
     repository = find_repository(args.repository)
@@ -83,6 +83,10 @@ def run(args: argparse.Namespace) -> int:
         for name in server.selection.unvouched:
             which = ", ".join([name, *server.selection.ensembles_over(name)])
             print(f"warning: {which}: no valid sidecar says from which weights its artifact was made", flush=True)
+        for name, model in server.selection.served.items():
+            fitted = scaled(model)
+            if fitted is not None:
+                print(f"scale: {name}: {fitted[1]} (parameters of its config.pbtxt)", flush=True)
         with server:
             variant = server.selection.config_name
             print(

@@ -2,6 +2,7 @@
 
 from triton_vision.repository.compose import compose
 from triton_vision.repository.model import Model, RepositoryError, read_model
+from triton_vision.repository.scale import Scale, scaled
 from triton_vision.repository.select import Selection, select
 
-__all__ = ["Model", "RepositoryError", "Selection", "compose", "read_model", "select"]
+__all__ = ["Model", "RepositoryError", "Scale", "Selection", "compose", "read_model", "scaled", "select"]

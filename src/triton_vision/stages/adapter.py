@@ -16,8 +16,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from triton_vision.cpu import threads_of, visible_cores
 from triton_vision.stages.config import StageConfig
-from triton_vision.stages.cpu import visible_cores
 from triton_vision.stages.errors import ConfigError, ImageRefused, InvalidRequest, RequestDropped
 from triton_vision.stages.kit import STATUS, Array, Batch, ItemStage, Parameters, Stage, gather
 from triton_vision.stages.memory import keep_small_blocks
@@ -62,7 +62,7 @@ class Adapter:
         stage = self.stage_class()
         stage.config = config
         try:
-            stage.threads = config.integer("threads", visible_cores())
+            stage.threads = config.integer("threads", threads_of(visible_cores(), config.instances))
             if STATUS in config.outputs:
                 config.require("output", STATUS, {"TYPE_STRING": (1,)})
             if STATUS in config.inputs:

@@ -30,7 +30,16 @@ DTYPES: dict[str, DTypeLike] = {
     "TYPE_STRING": np.object_,
 }
 # Parameters of the Python backend itself, and of the suite's server: no stage's business, so no stage's error.
-FOREIGN_PARAMETERS = frozenset({"EXECUTION_ENV_PATH", "FORCE_CPU_ONLY_INPUT_TENSORS", "PREFERRED_MEMORY", "artifacts"})
+FOREIGN_PARAMETERS = frozenset(
+    {
+        "EXECUTION_ENV_PATH",
+        "FORCE_CPU_ONLY_INPUT_TENSORS",
+        "PREFERRED_MEMORY",
+        "artifacts",
+        "instances",
+        "queue_size",
+    }
+)
 
 
 @dataclass(frozen=True)
@@ -77,6 +86,7 @@ class StageConfig:
             raise ConfigError("max_batch_size must be at least 1: stages work on batches")
         self.inputs = self._tensors("input", config.get("input", []))
         self.outputs = self._tensors("output", config.get("output", []))
+        self.instances = sum(max(1, int(group.get("count", 1))) for group in config.get("instance_group", [])) or 1
         self._parameters: dict[str, str] = {
             key: value.get("string_value", "") for key, value in config.get("parameters", {}).items()
         }

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from tests.conftest import jpeg
+from triton_vision.cpu import visible_cores
 from triton_vision.stages import (
     BatchStage,
     ConfigError,
@@ -18,7 +19,6 @@ from triton_vision.stages import (
     Postprocess,
     Preprocess,
 )
-from triton_vision.stages.cpu import visible_cores
 from triton_vision.stages.testing import Request, StageRunner
 
 PREPROCESS = """

@@ -17,6 +17,11 @@ def visible_cores(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
     return max(1, min(cores, math.ceil(quota)) if quota else cores)
 
 
+def threads_of(cores: int, instances: int) -> int:
+    """Threads for each of a model's instances, so that together they use all cores; at least 1."""
+    return max(1, -(-cores // max(1, instances)))
+
+
 def _quota(cgroup: Path) -> float | None:
     try:
         limit, period = (cgroup / "cpu.max").read_text().split()
