@@ -1,0 +1,70 @@
+"""Models fitted to the machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ROOT
+from triton_vision.repository import RepositoryError, compose, read_model, scaled, select
+
+
+def model(folder: Path, config: str) -> Path:
+    (folder / "one" / "1").mkdir(parents=True)
+    (folder / "one" / "1" / "model.py").touch()
+    (folder / "one" / "notes.txt").touch()
+    (folder / "one" / "config.pbtxt").write_text('backend: "python"\n' + config)
+    return folder / "one"
+
+
+def ask(**parameters: str) -> str:
+    return "".join(
+        f'parameters {{ key: "{key}" value: {{ string_value: "{text}" }} }}\n' for key, text in parameters.items()
+    )
+
+
+@pytest.mark.parametrize(("cores", "instances", "threads"), [(1, 2, 1), (2, 2, 1), (6, 6, 1), (40, 16, 3)])
+def test_instances_and_threads_come_from_the_cores(tmp_path: Path, cores: int, instances: int, threads: int) -> None:
+    fitted = scaled(read_model(model(tmp_path, ask(instances="auto", queue_size="auto")), None), cores)
+    assert fitted is not None
+    config, scale = fitted[0].config, fitted[1]
+    assert (scale.instances, scale.threads, scale.queue_size) == (instances, threads, 128 * cores)
+    assert config.instance_group[0].count == instances
+    assert config.dynamic_batching.default_queue_policy.max_queue_size == 128 * cores
+
+
+def test_numbers_are_taken_as_they_are_and_the_rest_of_the_configuration_stays(tmp_path: Path) -> None:
+    text = "max_batch_size: 8 instance_group { kind: KIND_CPU count: 7 }" + ask(instances="3", threads="5")
+    fitted = scaled(read_model(model(tmp_path, text), None), 4)
+    assert fitted is not None
+    assert str(fitted[1]) == "3 instances"
+    assert fitted[0].config.max_batch_size == 8
+    assert fitted[0].config.instance_group[0].kind == fitted[0].config.instance_group[0].KIND_CPU
+
+
+def test_who_does_not_ask_is_left_alone(tmp_path: Path) -> None:
+    assert scaled(read_model(model(tmp_path, "max_batch_size: 8"), None), 4) is None
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "many", ""])
+def test_a_wrong_number_is_named(tmp_path: Path, text: str) -> None:
+    with pytest.raises(RepositoryError, match="one: parameters instances"):
+        scaled(read_model(model(tmp_path, ask(instances=text)), None), 4)
+
+
+def test_the_served_folder_has_the_fitted_configuration_and_the_model_s_files(tmp_path: Path) -> None:
+    source = model(tmp_path / "theirs", ask(instances="5"))
+    before = (source / "config.pbtxt").read_text()
+    folder = compose(
+        select(tmp_path / "theirs", None, backends=frozenset({"python"}), gpu=False), tmp_path / "composed"
+    )
+    assert read_model(folder / "one", None).config.instance_group[0].count == 5
+    assert (folder / "one" / "1" / "model.py").exists()
+    assert (folder / "one" / "notes.txt").exists()
+    assert (source / "config.pbtxt").read_text() == before
+
+
+@pytest.mark.parametrize("name", ["preprocess", "preprocess_lite"])
+def test_shipped_preprocessing_fits_itself_to_the_machine(name: str) -> None:
+    assert scaled(read_model(ROOT / "model_repository" / name, None), 8) is not None
