@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import base64
+import itertools
 import json
 import resource
 import time
@@ -104,6 +105,7 @@ def main() -> None:
     parser.add_argument("--callers", type=int, default=32)
     parser.add_argument("--seconds", type=float, default=8.0)
     parser.add_argument("--warm", type=float, default=2.0)
+    parser.add_argument("--requests", type=int, help="end after so many, however long they take")
     parser.add_argument("--tolerance", type=int, default=1, help="of 255; negative: answers are not checked")
     asyncio.run(run(parser.parse_args()))
 
@@ -120,13 +122,16 @@ async def run(args: argparse.Namespace) -> None:
     async def work(caller: int) -> None:
         connection = shared or HttpCaller(args.address, CONTENT_TYPES[args.protocol])
         turn = caller
-        while (began := time.monotonic()) < end:
+        for _ in itertools.count() if args.requests is None else range(args.requests // args.callers):
+            began = time.monotonic()
+            if began >= end and args.requests is None:
+                break
             which = turn % len(files)
             ids = await connection.call(requests[which])
             ended = time.monotonic()
             if truths and not is_right(ids, truths[which], args.tolerance):
                 raise SystemExit(f"error: a wrong answer for image {which}: {ids}")
-            if counted <= began and ended <= end:
+            if args.requests is not None or (counted <= began and ended <= end):
                 latencies.append(ended - began)
             turn += args.callers
         if connection is not shared:
@@ -134,7 +139,7 @@ async def run(args: argparse.Namespace) -> None:
 
     async def clock() -> list[float]:
         times = []
-        for moment in (counted, end):
+        for moment in (counted, end) if args.requests is None else (start, start):
             await asyncio.sleep(max(0.0, moment - time.monotonic()))
             usage = resource.getrusage(resource.RUSAGE_SELF)
             times.append(usage.ru_utime + usage.ru_stime)

@@ -11,7 +11,7 @@ from PIL import Image
 
 from triton_vision.stages import jpeg
 from triton_vision.stages.errors import ImageRefused
-from triton_vision.stages.resize import Frame
+from triton_vision.stages.resize import UPRIGHT, Frame
 from triton_vision.stages.truncation import is_cut
 
 # What `formats` may list -> Pillow's decoder. MPO is a JPEG with further ones behind it, APNG a PNG.
@@ -168,9 +168,10 @@ def _to_rgb(image: Image.Image) -> Image.Image:
 def _orientation(image: Image.Image) -> int:
     try:
         value = image.getexif().get(ORIENTATION_TAG, 1)
+        # It may be stored as any kind of number, a fraction among them.
+        return next((known for known in UPRIGHT if known == value), 1)
     except Exception:  # noqa: BLE001 - damaged EXIF says nothing about the pixels
         return 1
-    return value if isinstance(value, int) else 1
 
 
 def _refusal(name: str, data: bytes, error: Exception) -> ImageRefused:

@@ -19,6 +19,8 @@ FRAMES = (0xC0, 0xC1, 0xC2)
 SCAN, APP0, APP2, ADOBE = 0xDA, 0xE0, 0xE2, 0xEE
 # Tables, restart interval, comment: they say nothing about size or orientation.
 PASSED = frozenset((0xC4, 0xDB, 0xDD, 0xFE, APP0, ADOBE))
+# What a segment's content begins with, and how long it is at least where it does: Pillow chokes on shorter ones.
+LEAST = {APP0: (b"JFIF", 7), APP2: (b"ICC_PROFILE\0", 14), ADOBE: (b"Adobe", 7)}
 # The scales that the decoder has fast inverse transforms for, in eighths.
 SCALES = (1, 2, 4)
 # A buffer kept by each thread saves the page faults of a fresh one, which cost more than the crop of a small image.
@@ -63,7 +65,8 @@ def read_header(data: bytes) -> Header | None:
         length = data[at + 2] << 8 | data[at + 3]
         if marker == SCAN:
             return Header(*size, plain) if size else None
-        if length < 2:
+        name, least = LEAST.get(marker, (b"", 0))
+        if length < 2 + (least if data.startswith(name, at + 4) else 0):
             return None
         if marker in FRAMES:
             # Precision, height, width, number of components; three are YCbCr or RGB, one is grey.

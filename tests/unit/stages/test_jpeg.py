@@ -123,6 +123,34 @@ def test_headers_that_are_not_in_order() -> None:
         assert plain.read_header(bad) is None
 
 
+@pytest.mark.parametrize(
+    ("marker", "content"),
+    [(0xE0, b"JFIF\0\1"), (0xE2, b"ICC_PROFILE\0\1"), (0xEE, b"Adobe\0"), (0xE0, b""), (0xEE, b"")],
+)
+def test_segments_that_are_too_short_are_judged_by_pillow(marker: int, content: bytes) -> None:
+    data = jpeg(1)
+    data = data[:2] + segment(marker, content) + data[2:]
+    try:
+        Image.open(io.BytesIO(data)).load()
+    except Exception:  # noqa: BLE001 - it refuses, with whatever
+        with pytest.raises(ImageRefused, match="corrupt"):
+            read_pixels(data)
+    else:
+        assert difference(data) <= 1
+
+
+@pytest.mark.parametrize("kind", [(5, "II", (6, 1)), (12, "d", (6.0,)), (11, "f", (6.0,)), (4, "I", (6,))])
+def test_orientation_stored_as_any_kind_of_number(kind: tuple[int, str, tuple[float, ...]]) -> None:
+    number, layout, values = kind
+    content = struct.pack("<" + layout, *values)
+    inline = content if len(content) <= 4 else struct.pack("<I", 26)
+    entry = struct.pack("<IHHHI", 8, 1, 0x112, number, 1) + inline + bytes(4) + (content if len(content) > 4 else b"")
+    data = jpeg(1)
+    data = data[:2] + segment(0xE1, b"Exif\0\0II*\0" + entry) + data[2:]
+    assert difference(data) <= 1
+    assert np.abs(read_pixels(data).astype(int) - read_pixels(jpeg(1))).max() > 50
+
+
 def test_fast_decoding_is_only_for_large_images_and_close() -> None:
     small, large = jpeg(1, (500, 375)), jpeg(2, (4000, 3000))
     fast = Recipe(fast=True)
