@@ -12,12 +12,14 @@ import contextlib
 import json
 import os
 import platform
+import signal
 import socket
 import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -35,9 +37,23 @@ MALLOC = {"MALLOC_MMAP_THRESHOLD_": str(8 * 1024 * 1024), "MALLOC_TRIM_THRESHOLD
 CORES = len(os.sched_getaffinity(0))
 
 
-def environment() -> dict[str, str]:
-    """For contestants: the allocator's settings, one BLAS thread each."""
-    return {**os.environ, **MALLOC, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+@dataclass(frozen=True)
+class Contestant:
+    """How it is measured, and the process group of its server, which sleeps while others have their turn."""
+
+    command: list[str]
+    group: int | None = None
+
+
+def environment(tuned: bool = True) -> dict[str, str]:
+    """One BLAS thread for each process; ``tuned``: with the allocator's settings."""
+    return {**os.environ, **(MALLOC if tuned else {}), "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+
+
+def wake(group: int | None, awake: bool) -> None:
+    """Continues or stops a server's processes."""
+    if group is not None:
+        os.killpg(group, signal.SIGCONT if awake else signal.SIGSTOP)
 
 
 def output_of(command: list[str]) -> dict[str, Any]:
@@ -58,11 +74,11 @@ def free_port() -> int:
 
 
 @contextlib.contextmanager
-def http_peer(command: list[str], port: int, protocol: str) -> Iterator[str]:
-    """A peer in a process group of its own, waited for, ended."""
+def http_peer(command: list[str], port: int, protocol: str, tuned: bool) -> Iterator[tuple[str, int]]:
+    """A peer in a process group of its own, waited for, ended: its address and group."""
     log = (BUILD / f"peer-{port}.log").open("wb")
     process = subprocess.Popen(
-        command, env=environment(), cwd=HERE / "peers", stdout=log, stderr=log, start_new_session=True
+        command, env=environment(tuned), cwd=HERE / "peers", stdout=log, stderr=log, start_new_session=True
     )
     try:
         # Ready is who answers a call of the load generator's.
@@ -73,8 +89,10 @@ def http_peer(command: list[str], port: int, protocol: str) -> Iterator[str]:
         while subprocess.run(probe, cwd=HERE, capture_output=True).returncode:
             if process.poll() is not None or time.monotonic() > deadline:
                 raise SystemExit(f"error: {command[1:]} does not serve; see {log.name}")
-        yield address
+        yield address, process.pid
     finally:
+        with contextlib.suppress(ProcessLookupError):
+            wake(process.pid, True)
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, 15)
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -85,49 +103,71 @@ def http_peer(command: list[str], port: int, protocol: str) -> Iterator[str]:
         log.close()
 
 
-def contestants(stack: contextlib.ExitStack, kind: str, which: set[str]) -> dict[str, list[str]]:
-    """Name -> the command that measures it; servers are started here and end with ``stack``."""
-    folder = str(BUILD / "images")
+@contextlib.contextmanager
+def triton(folder: Path, warm: bool) -> Iterator[TritonServer]:
+    """A Triton on a repository, awake again when it is to end."""
+    with TritonServer(folder, warm=warm) as server:
+        try:
+            yield server
+        finally:
+            wake(server.pid, True)
+
+
+def contestants(stack: contextlib.ExitStack, kind: str, which: set[str]) -> dict[str, Contestant]:
+    """By name; servers are started here and end with ``stack``."""
     load = [SUITE_PYTHON, "load.py"]
-    common = ["--images", folder, "--kind", kind]
-    loop = ["loops.py", "{which}", *common]
-    made: dict[str, list[str]] = {
-        "reference loop": [PEER_PYTHON, *(part.format(which="reference") for part in loop)],
-        "kit loop": [SUITE_PYTHON, *(part.format(which="kit") for part in loop)],
-    }
+    common = ["--images", str(BUILD / "images"), "--kind", kind]
+
+    def loop(python: str, name: str) -> Contestant:
+        return Contestant([python, "loops.py", name, *common])
+
+    made = {"reference loop": loop(PEER_PYTHON, "reference"), "kit loop": loop(SUITE_PYTHON, "kit")}
     if kind == "large":
-        made["kit loop, decode: fast"] = [SUITE_PYTHON, *(part.format(which="kit-fast") for part in loop)]
-    server = stack.enter_context(TritonServer(repository.suite(BUILD / "suite")))
-    made["suite"] = [*load, "grpc", server.grpc_address, *common]
+        made["kit loop, decode: fast"] = loop(SUITE_PYTHON, "kit-fast")
+    server = stack.enter_context(triton(repository.suite(BUILD / "suite"), warm=True))
+    suite = [*load, "grpc", server.grpc_address, *common]
+    made["suite"] = Contestant(suite, server.pid)
+    unchecked = ["--tolerance", "-1", "--model"]
     if kind == "large":
-        made["suite, decode: fast"] = [*made["suite"], "--model", "ensemble_fast", "--tolerance", "-1"]
+        made["suite, decode: fast"] = Contestant([*suite, *unchecked, "ensemble_fast"], server.pid)
     else:
-        made["suite, no preprocessing"] = [*made["suite"], "--model", "ensemble_nothing", "--tolerance", "-1"]
-        made["suite, one caller"] = [*made["suite"], "--callers", "1"]
-    tutorial = stack.enter_context(TritonServer(repository.tutorial(BUILD / "tutorial"), warm=False))
-    made["tutorial Triton"] = [*load, "grpc", tutorial.grpc_address, *common, "--model", "tutorial"]
-    port = free_port()
-    uvicorn = [PEER_PYTHON, "-m", "uvicorn", "fastapi_app:app", "--workers", str(CORES), "--port", str(port)]
-    uvicorn += ["--log-level", "error", "--no-access-log"]
-    if not which or "FastAPI" in which:
-        made["FastAPI"] = [*load, "http", stack.enter_context(http_peer(uvicorn, port, "http")), *common]
-    for workers in (CORES, 2 * CORES):
-        name = f"LitServe, {workers} workers"
-        if not which or name in which:
-            port = free_port()
-            command = [PEER_PYTHON, "litserve_app.py", str(port), str(workers)]
-            made[name] = [*load, "json", stack.enter_context(http_peer(command, port, "json")), *common]
-    return {name: command for name, command in made.items() if not which or name in which}
+        made["suite, no preprocessing"] = Contestant([*suite, *unchecked, "ensemble_nothing"], server.pid)
+        made["suite, one caller"] = Contestant([*suite, "--callers", "1"], server.pid)
+    tutorial = stack.enter_context(triton(repository.tutorial(BUILD / "tutorial"), warm=False))
+    made["tutorial Triton"] = Contestant(
+        [*load, "grpc", tutorial.grpc_address, *common, "--model", "tutorial"], tutorial.pid
+    )
+    wake(tutorial.pid, False)
+    wake(server.pid, False)
+    uvicorn = ["-m", "uvicorn", "fastapi_app:app", "--log-level", "error", "--no-access-log", "--workers", str(CORES)]
+    peers: dict[str, tuple[list[str], str, bool]] = {
+        "FastAPI": (uvicorn, "http", False),
+        "FastAPI, allocator tuned": (uvicorn, "http", True),
+        f"LitServe, {CORES} workers": (["litserve_app.py", "--workers", str(CORES)], "json", False),
+        f"LitServe, {2 * CORES} workers": (["litserve_app.py", "--workers", str(2 * CORES)], "json", False),
+    }
+    for name, (command, protocol, tuned) in peers.items():
+        if which and name not in which:
+            continue
+        port = free_port()
+        address, group = stack.enter_context(
+            http_peer([PEER_PYTHON, *command, "--port", str(port)], port, protocol, tuned)
+        )
+        made[name] = Contestant([*load, protocol, address, *common], group)
+        wake(group, False)
+    return {name: contestant for name, contestant in made.items() if not which or name in which}
 
 
 def measure(kind: str, rounds: int, seconds: float, which: set[str]) -> dict[str, list[dict[str, Any]]]:
     """Each contestant's results, one of every round."""
     results: dict[str, list[dict[str, Any]]] = {}
     with contextlib.ExitStack() as stack:
-        commands = contestants(stack, kind, which)
+        ready = contestants(stack, kind, which)
         for turn in range(rounds):
-            for name, command in commands.items():
-                results.setdefault(name, []).append(output_of([*command, "--seconds", str(seconds)]))
+            for name, contestant in ready.items():
+                wake(contestant.group, True)
+                results.setdefault(name, []).append(output_of([*contestant.command, "--seconds", str(seconds)]))
+                wake(contestant.group, False)
             done = {name: round(values[-1]["rate"], 1) for name, values in results.items()}
             print(f"{kind}, round {turn + 1} of {rounds}: {done}", file=sys.stderr, flush=True)
     return results

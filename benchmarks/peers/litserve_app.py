@@ -1,7 +1,7 @@
-"""LitServe: ``litserve_app.py PORT WORKERS``. It reads JSON or forms, so an image comes as base64 in JSON."""
+"""LitServe: ``litserve_app.py --port N --workers N``. It reads JSON or forms, so an image comes as base64 in JSON."""
 
+import argparse
 import base64
-import sys
 
 import litserve
 from common import classify
@@ -22,9 +22,11 @@ class Classifier(litserve.LitAPI):
 
 
 if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--workers", type=int, required=True)
+    arguments = parser.parse_args()
     server = litserve.LitServer(
-        Classifier(), accelerator="cpu", workers_per_device=int(sys.argv[2]), timeout=60, fast_queue=True
+        Classifier(), accelerator="cpu", workers_per_device=arguments.workers, timeout=60, fast_queue=True
     )
-    server.run(
-        host="127.0.0.1", port=int(sys.argv[1]), num_api_servers=1, generate_client_file=False, log_level="error"
-    )
+    server.run(host="127.0.0.1", port=arguments.port, num_api_servers=1, generate_client_file=False, log_level="error")

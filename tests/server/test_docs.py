@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -38,6 +39,15 @@ def test_the_documented_stage_runs_in_a_repository(repository: Path, tmp_path: P
     expected[1] = 0
     np.testing.assert_array_equal(result.as_numpy("GREY"), expected)
     assert result.as_numpy("STATUS").ravel().tolist() == [b"", b"empty: no bytes", b""]
+
+
+def test_the_documented_stage_runs_without_triton() -> None:
+    stage, runner = blocks("docs/stages.md", "python")
+    config = 'name: "grey"\n' + blocks("docs/stages.md", "protobuf")[0]
+    pixels = np.full((1, 224, 224, 3), (10, 20, 60), np.uint8)
+    names: dict[str, Any] = {"config_text": config, "pixels": pixels}
+    exec(stage + runner, names)
+    np.testing.assert_array_equal(names["answer"].outputs["GREY"][0, 0, 0], (20, 25, 45))
 
 
 @pytest.mark.parametrize("document", ["README.md", "client/README.md"])

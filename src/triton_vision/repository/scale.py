@@ -20,9 +20,10 @@ from triton_vision.cpu import threads_of, visible_cores
 from triton_vision.repository.model import Model, RepositoryError
 
 AUTO = "auto"
-# Two instances at least: while one is busy with a request of 32 large images, the other answers small ones. An
-# instance is a process of some 60 MB, so beyond this many each gets several threads instead.
-FEWEST, MOST = 2, 16
+# One more than there are cores: while one hands over its results, another has work for the core; and while some are
+# busy with a request of 32 large images, one answers small ones. An instance is a process of some 60 MB, so beyond
+# this many each gets several threads instead.
+MOST = 16
 # Requests that may wait, for each core: well under a second of work.
 QUEUE_PER_CORE = 128
 
@@ -63,7 +64,7 @@ def scaled(model: Model, cores: int | None = None) -> tuple[Model, Scale] | None
     cores = cores or visible_cores()
     config = copy.deepcopy(model.config)
     if "instances" in wanted:
-        count = _number(model.name, "instances", wanted["instances"], min(max(cores, FEWEST), MOST))
+        count = _number(model.name, "instances", wanted["instances"], min(cores + 1, MOST))
         groups = config.instance_group
         if len(groups) > 1:
             raise RepositoryError(f"{model.name}: parameters instances: there are several instance groups; set one")

@@ -24,6 +24,7 @@ from triton_vision.stages.memory import keep_small_blocks
 from triton_vision.stages.meter import Key, Meter, RefusalLog
 
 NO_ROWS = range(0)
+MOST_THREADS = 1024
 
 
 class Call:
@@ -62,7 +63,9 @@ class Adapter:
         stage = self.stage_class()
         stage.config = config
         try:
-            stage.threads = config.integer("threads", threads_of(visible_cores(), config.instances))
+            stage.threads = config.integer(
+                "threads", threads_of(visible_cores(), config.instances), maximum=MOST_THREADS
+            )
             if STATUS in config.outputs:
                 config.require("output", STATUS, {"TYPE_STRING": (1,)})
             if STATUS in config.inputs:
@@ -278,4 +281,6 @@ def _masks(parameters: Parameters) -> bool:
 
 def _bytes(array: Array) -> int:
     """The size of what a tensor carries: of a STRING its contents."""
-    return sum(map(len, array.ravel())) if array.dtype == np.object_ else array.nbytes
+    if array.dtype != np.object_:
+        return array.nbytes
+    return sum(len(item) for item in array.ravel() if isinstance(item, bytes))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -78,7 +79,7 @@ class StageConfig:
 
     def __init__(self, arguments: Mapping[str, str]) -> None:
         config = json.loads(arguments["model_config"])
-        self.name: str = config["name"]
+        self.name: str = config.get("name", "")
         self.max_batch_size = int(config.get("max_batch_size", 0))
         self.folder = Path(arguments.get("model_repository", "."))
         self.version_folder = self.folder / str(arguments.get("model_version", "1"))
@@ -95,6 +96,9 @@ class StageConfig:
     def _tensors(self, field: str, entries: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
         tensors = {}
         for entry in entries:
+            for needed in ("name", "data_type", "dims"):
+                if not entry.get(needed):
+                    raise ConfigError(f"{field} {entry.get('name', '')}: {needed} is missing")
             kind = entry["data_type"]
             if kind not in DTYPES:
                 raise ConfigError(f"{field} {entry['name']}: data_type {kind} is not one that a stage can carry")
@@ -128,15 +132,16 @@ class StageConfig:
         self._read.add(key)
         return self._parameters.get(key, default).strip()
 
-    def integer(self, key: str, default: int, *, minimum: int = 1) -> int:
-        """A whole number of at least ``minimum``."""
+    def integer(self, key: str, default: int, *, minimum: int = 1, maximum: int | None = None) -> int:
+        """A whole number from ``minimum`` to ``maximum``, in plain digits."""
         text = self.text(key, str(default))
-        try:
-            value = int(text)
-        except ValueError:
+        if not re.fullmatch(r"[+-]?[0-9]{1,18}", text):
             self._wrong(key, text, "a whole number")
+        value = int(text)
         if value < minimum:
             self._wrong(key, text, f"at least {minimum}")
+        if maximum is not None and value > maximum:
+            self._wrong(key, text, f"at most {maximum}")
         return value
 
     def number(self, key: str, default: float, *, minimum: float = -np.inf) -> float:

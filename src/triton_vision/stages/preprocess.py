@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import warnings
 from typing import Any
 
 import numpy as np
@@ -14,6 +13,7 @@ from triton_vision.stages.config import StageConfig
 from triton_vision.stages.decode import DECODERS, Limits
 from triton_vision.stages.errors import ConfigError
 from triton_vision.stages.kit import ItemStage
+from triton_vision.stages.quiet import silence_decoders
 from triton_vision.stages.recipe import Recipe, read_pixels
 from triton_vision.stages.resize import FILTERS
 
@@ -52,8 +52,7 @@ class Preprocess(ItemStage):
         )
         # Pillow's own check knows frames and tiles that ours on the header does not; this process serves one stage.
         Image.MAX_IMAGE_PIXELS = self.recipe.limits.max_pixels
-        # Pillow warns of oddities in files that it then serves: no news for an operator.
-        warnings.filterwarnings("ignore", module="PIL")
+        silence_decoders()
         self.normalises = pixels.triton_type == "TYPE_FP32"
         if self.normalises:
             mean = np.array(config.numbers("mean", IMAGENET_MEAN, 3))
@@ -61,8 +60,11 @@ class Preprocess(ItemStage):
             if (std <= 0).any():
                 raise ConfigError("parameters std: each must be above 0")
             # (x / 255 - mean) / std, as one multiplication and one addition a pixel.
-            self.scale = (1.0 / (255.0 * std)).astype(np.float32)
-            self.shift = (-mean / std).astype(np.float32)
+            with np.errstate(over="ignore", divide="ignore"):
+                self.scale = (1.0 / (255.0 * std)).astype(np.float32)
+                self.shift = (-mean / std).astype(np.float32)
+            if not (np.isfinite(self.scale).all() and np.isfinite(self.shift).all()):
+                raise ConfigError("parameters mean, std: their quotients are beyond FP32")
 
     def example(self) -> tuple[bytes]:
         """A JPEG, the likeliest format, in a size that leaves something to resize."""

@@ -24,7 +24,7 @@ def ask(**parameters: str) -> str:
     )
 
 
-@pytest.mark.parametrize(("cores", "instances", "threads"), [(1, 2, 1), (2, 2, 1), (6, 6, 1), (40, 16, 3)])
+@pytest.mark.parametrize(("cores", "instances", "threads"), [(1, 2, 1), (2, 3, 1), (6, 7, 1), (40, 16, 3)])
 def test_instances_and_threads_come_from_the_cores(tmp_path: Path, cores: int, instances: int, threads: int) -> None:
     fitted = scaled(read_model(model(tmp_path, ask(instances="auto", queue_size="auto")), None), cores)
     assert fitted is not None

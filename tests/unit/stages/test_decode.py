@@ -171,6 +171,12 @@ def test_what_is_not_on_the_list_is_refused_unopened(data: bytes, monkeypatch: p
     assert refusal(data) == "unsupported_format"
 
 
+@pytest.mark.parametrize(("kind", "magic"), [("TIFF", b"II\0*"), ("PPM", b"P6")])
+def test_signatures_are_as_wide_as_pillow_s(kind: str, magic: bytes) -> None:
+    data = encoded(noise(1), kind)
+    np.testing.assert_array_equal(pixels(magic + data[len(magic) :]), pixels(data))
+
+
 def test_heic_is_refused_by_name() -> None:
     with pytest.raises(ImageRefused, match="HEIC is not accepted"):
         decode(b"\0\0\0\x18ftypmif1\0\0\0\0mif1heic", LIMITS)

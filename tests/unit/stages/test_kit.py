@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from tests.conftest import jpeg
+from tests.conftest import encoded, jpeg, noise
 from triton_vision.cpu import visible_cores
 from triton_vision.stages import (
     BatchStage,
@@ -169,12 +171,37 @@ def test_preprocess_uint8_and_fp32_agree() -> None:
         (parameter("max_bytes", "-1"), "parameters max_bytes"),
         (parameter("orientation", "up"), "parameters orientation"),
         (parameter("threads", "0"), "parameters threads"),
+        (parameter("threads", "1000000"), "parameters threads: '1000000' is not at most 1024"),
+        (parameter("resize", "2_56"), "parameters resize: '2_56' is not a whole number"),
+        (parameter("resize", "٢٥٦"), "parameters resize"),
         (parameter("cropp", "224"), "parameters cropp: there is no such parameter"),
     ],
 )
 def test_wrong_parameters_are_named_at_load(change: str, words: str) -> None:
     with pytest.raises(ConfigError, match=f"^pre: {words}"):
         StageRunner(Preprocess, PREPROCESS + change)
+
+
+@pytest.mark.parametrize(("key", "text"), [("mean", "1e300, 0, 0"), ("std", "1e-320, 1, 1"), ("std", "0, 1, 1")])
+def test_means_and_deviations_that_make_no_numbers(key: str, text: str) -> None:
+    wide = PREPROCESS.replace("TYPE_UINT8 dims: [ 224, 224, 3 ]", "TYPE_FP32 dims: [ 3, 224, 224 ]")
+    with pytest.raises(ConfigError, match=f"parameters .*{key}"):
+        StageRunner(Preprocess, wide + parameter(key, text))
+
+
+def test_libtiff_s_remarks_stay_out_of_the_log() -> None:
+    code = (
+        "import sys; from triton_vision.stages import read_pixels, ImageRefused\n"
+        "from triton_vision.stages.quiet import silence_decoders\n"
+        "silence_decoders()\n"
+        "data = bytearray(sys.stdin.buffer.read()); data[8:400] = b'junk' * 98\n"
+        "try: read_pixels(bytes(data))\n"
+        "except ImageRefused as refusal: print(refusal.reason)\n"
+    )
+    data = encoded(noise(1), "TIFF", compression="tiff_lzw")
+    done = subprocess.run([sys.executable, "-c", code], input=data, capture_output=True, check=True)
+    assert done.stdout.strip() in (b"corrupt", b"truncated")
+    assert done.stderr == b""
 
 
 @pytest.mark.parametrize(
