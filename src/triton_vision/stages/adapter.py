@@ -19,7 +19,7 @@ import numpy as np
 from triton_vision.cpu import threads_of, visible_cores
 from triton_vision.stages.config import StageConfig
 from triton_vision.stages.errors import ConfigError, ImageRefused, InvalidRequest, RequestDropped
-from triton_vision.stages.kit import STATUS, Array, Batch, ItemStage, Parameters, Stage, gather
+from triton_vision.stages.kit import STATUS, Array, Batch, ItemStage, Parameters, Stage, declared, gather
 from triton_vision.stages.memory import keep_small_blocks
 from triton_vision.stages.meter import Key, Meter, RefusalLog
 
@@ -95,7 +95,7 @@ class Adapter:
             try:
                 self._read(call, began)
                 live.append(call)
-            except Exception as error:  # noqa: BLE001 - belongs to this request alone
+            except BaseException as error:  # noqa: BLE001 - belongs to this request alone
                 self._blame([call], error)
         read = processed = time.perf_counter()
         refused: dict[str, int] = {}
@@ -108,9 +108,9 @@ class Adapter:
                 for call in live:
                     try:
                         self._finish(call, batch, known, refused)
-                    except Exception as error:  # noqa: BLE001 - belongs to this request alone
+                    except BaseException as error:  # noqa: BLE001 - belongs to this request alone
                         self._blame([call], error)
-            except Exception as error:  # noqa: BLE001 - every request still gets its response
+            except BaseException as error:  # noqa: BLE001 - every request still gets its response
                 self._blame(live, error)
         responses = [self._response(call) for call in calls]
         self._count(live, refused, (began, read, processed, time.perf_counter()))
@@ -125,12 +125,11 @@ class Adapter:
 
     def _read(self, call: Call, began: float) -> None:
         request = call.request
-        text = request.parameters()
-        parameters = json.loads(text) if text and text != "{}" else {}
+        parameters = _parameters(request.parameters())
         call.masks = _masks(parameters)
         call.options = self.stage.parse(parameters)
         timeout_us = request.timeout()
-        if timeout_us:
+        if timeout_us > 0:
             call.until = began + timeout_us * 1e-6
         tensor_of = self.utils.get_input_tensor_by_name
         for tensor in self._inputs:
@@ -195,7 +194,7 @@ class Adapter:
         outputs = gather(self._outputs, batch.outputs, rows)
         call.outputs = self.stage.respond(outputs, status, call.options)
 
-    def _blame(self, calls: list[Call], error: Exception) -> None:
+    def _blame(self, calls: list[Call], error: BaseException) -> None:
         """Notes an error; one that no stage raises on purpose is logged in full and told in general."""
         if isinstance(error, (InvalidRequest, ImageRefused)):
             told = (str(error), "INVALID_ARG")
@@ -215,7 +214,8 @@ class Adapter:
             try:
                 tensors = []
                 for tensor, value in zip(self._outputs, call.outputs, strict=True):
-                    tensors.append(utils.Tensor(tensor.name, np.ascontiguousarray(value, tensor.dtype)))
+                    shape = (len(call.rows), *tensor.dims)
+                    tensors.append(utils.Tensor(tensor.name, declared(tensor, value, shape)))
                 if self._gives_status:
                     assert call.status is not None
                     tensors.append(utils.Tensor(STATUS, call.status.reshape(-1, 1)))
@@ -270,6 +270,18 @@ class Adapter:
 def adapt(stage_class: type[Stage]) -> type[Adapter]:
     """The class that a ``model.py`` names ``TritonPythonModel``."""
     return type("TritonPythonModel", (Adapter,), {"stage_class": stage_class})
+
+
+def _parameters(text: str) -> Parameters:
+    if not text or text == "{}":
+        return {}
+    try:
+        parameters = json.loads(text)
+    except ValueError:
+        parameters = None
+    if not isinstance(parameters, dict):
+        raise InvalidRequest("the request's parameters are no JSON object")
+    return parameters
 
 
 def _masks(parameters: Parameters) -> bool:

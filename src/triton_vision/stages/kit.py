@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from triton_vision.stages.config import StageConfig, Tensor
-from triton_vision.stages.errors import ConfigError, ImageRefused
+from triton_vision.stages.errors import ConfigError, ImageRefused, RequestDropped
 
 Array = NDArray[Any]
 Parameters = Mapping[str, Any]
@@ -48,8 +48,15 @@ class Batch:
     inputs: Sequence[Array]
     status: Array
     check: Callable[[int, bool], None] = lambda row, ask: None  # noqa: ARG005
-    failures: dict[int, Exception] = field(default_factory=dict)
+    failures: dict[int, BaseException] = field(default_factory=dict)
     outputs: Sequence[Any] = ()
+
+    def note(self, row: int, error: BaseException) -> None:
+        """Notes what was raised for an item: a refusal is its status, anything else its request's failure."""
+        if isinstance(error, ImageRefused):
+            self.status[row] = str(error).encode(errors="replace")
+        else:
+            self.failures[row] = error
 
 
 class Stage:
@@ -127,11 +134,9 @@ class ItemStage(Stage):
                 slow = time.perf_counter() - began > SLOW_ITEM_S
                 made = result if isinstance(result, tuple) else (result,)
                 for rows, tensor, value in zip(outputs, tensors, made, strict=True):
-                    rows[row] = _as_declared(tensor, value)
-            except ImageRefused as refusal:
-                status[row] = str(refusal).encode()
-            except Exception as error:  # noqa: BLE001 - one item's failure must stay its own
-                batch.failures[row] = error
+                    rows[row] = declared(tensor, value, tensor.dims)
+            except BaseException as error:  # noqa: BLE001 - one item's failure must stay its own, even a Rust panic
+                batch.note(row, error)
 
         todo = [row for row, text in enumerate(status) if not text]
         if self.threads == 1 or len(todo) < 2:
@@ -159,18 +164,60 @@ class BatchStage(Stage):
     """A stage that works on a whole batch at once.
 
     ``process`` takes the stacked inputs in the configuration's order, each ``[rows, *dims]``, and returns the
-    stacked output, or a tuple of them. Rows of refused items hold zeros.
+    stacked output, or a tuple of them. Rows of refused items hold zeros. ``refuse`` refuses one row. Where ``process``
+    raises, it is called again with one row after the other, so that the error stays with the rows that cause it.
     """
 
     process: Any
+    _batch: Batch
+    _first = 0
+
+    def refuse(self, row: int, reason: str, detail: str) -> None:
+        """Refuses one row of what ``process`` is working on: a reason of one word, and a detail for a person."""
+        self._batch.note(self._first + row, ImageRefused(reason, detail))
 
     def run(self, batch: Batch) -> None:
-        try:
-            result = self.process(*batch.inputs)
-        except Exception as error:  # noqa: BLE001 - every request of the batch is told
-            batch.failures.update(dict.fromkeys(range(len(batch.status)), error))
+        self._batch, self._first = batch, 0
+        count = len(batch.status)
+        for row in range(count):
+            try:
+                batch.check(row, False)
+            except RequestDropped as dropped:
+                batch.note(row, dropped)
+        if len(batch.failures) == count:
             return
-        batch.outputs = result if isinstance(result, tuple) else (result,)
+        try:
+            batch.outputs = self._made(batch.inputs, count)
+        except BaseException as error:  # noqa: BLE001 - belongs to some row, which is found below
+            if count == 1:
+                batch.note(0, error)
+            self._one_by_one(batch)
+
+    def _made(self, inputs: Sequence[Array], count: int) -> tuple[Array, ...]:
+        result = self.process(*inputs)
+        made = result if isinstance(result, tuple) else (result,)
+        for array in made:
+            if not isinstance(array, np.ndarray) or array.ndim < 1 or len(array) != count:
+                raise ValueError(f"process made {np.shape(array)} of {count} rows")
+        return made
+
+    def _one_by_one(self, batch: Batch) -> None:
+        parts: dict[int, tuple[Array, ...]] = {}
+        for row, text in enumerate(batch.status):
+            if text or row in batch.failures:
+                continue
+            self._first = row
+            try:
+                parts[row] = self._made([array[row : row + 1] for array in batch.inputs], 1)
+            except BaseException as error:  # noqa: BLE001 - this row's alone
+                batch.note(row, error)
+        tensors = [tensor for tensor in self.config.outputs.values() if tensor.name != STATUS]
+        # A row that made nothing holds zeros in the shape of one that did, or else as declared.
+        nothing = tuple(_nothing(tensor, (1, *(max(0, size) for size in tensor.dims))) for tensor in tensors)
+        if parts:
+            nothing = tuple(np.zeros_like(array) for array in next(iter(parts.values())))
+        rows = [parts.get(row, nothing) for row in range(len(batch.status))]
+        batch.outputs = tuple(np.concatenate(made) for made in zip(*rows, strict=True))
 
 
 def gather(tensors: Sequence[Tensor], outputs: Sequence[Any], rows: range) -> tuple[Array, ...]:
@@ -189,20 +236,57 @@ def _stacked(tensor: Tensor, made: list[Any], rows: range) -> Array:
     if len(rows) == 1 and made[rows.start] is not None:
         single: Array = made[rows.start][np.newaxis]
         return single
-    array: Array = np.zeros((len(rows), *tensor.dims), tensor.dtype)
+    array = _nothing(tensor, (len(rows), *tensor.dims))
     for index, row in enumerate(rows):
         if made[row] is not None:
             array[index] = made[row]
     return array
 
 
-def _as_declared(tensor: Tensor, value: Any) -> Array:
-    """The value in the output's type and dims; raises ValueError where it does not fit."""
-    if isinstance(value, np.ndarray) and value.dtype == tensor.dtype and value.shape == tensor.dims:
-        return value
-    array: Array = np.empty(tensor.dims, tensor.dtype)
-    array[...] = value
-    return array
+def declared(tensor: Tensor, value: Any, shape: tuple[int, ...]) -> Array:
+    """The value as the output's type, contiguous; -1 in ``shape`` is any size, and a bare number fits a shape of ones.
+
+    Numbers are cast as numpy casts them, fractions cut off.
+
+    Raises:
+        ValueError: another shape, no numbers where numbers are declared, or numbers that the type cannot hold.
+    """
+    if value is None:
+        raise ValueError(f"output {tensor.name}: process returned nothing")
+    given = np.asarray(value, np.object_) if tensor.triton_type == "TYPE_STRING" else np.asarray(value)
+    if given.ndim == 0 and all(size == 1 for size in shape):
+        given = given.reshape(shape)
+    if given.ndim != len(shape) or any(size not in (-1, got) for size, got in zip(shape, given.shape, strict=True)):
+        raise ValueError(f"output {tensor.name}: its shape is {list(given.shape)}, and must be {list(shape)}")
+    if tensor.triton_type == "TYPE_STRING":
+        if not all(isinstance(item, (bytes, str)) for item in given.ravel()):
+            raise ValueError(f"output {tensor.name}: its items must be bytes or str")
+        if any(isinstance(item, str) for item in given.ravel()):
+            given = given.copy()
+            given[...] = np.vectorize(_encoded, otypes=[np.object_])(given)
+        return given
+    if given.dtype != tensor.dtype:
+        _check_cast(tensor, given)
+    return np.ascontiguousarray(given, tensor.dtype)
+
+
+def _encoded(item: bytes | str) -> bytes:
+    return item.encode(errors="replace") if isinstance(item, str) else item
+
+
+def _check_cast(tensor: Tensor, given: Array) -> None:
+    if given.dtype.kind not in "biuf":
+        raise ValueError(f"output {tensor.name}: {given.dtype} is no number for {tensor.triton_type}")
+    if tensor.dtype.kind in "iu" and given.dtype.kind in "iuf" and given.size:
+        bounds = np.iinfo(tensor.dtype)
+        # What is cut off at the point may reach beyond the bounds. A NaN is not within them either.
+        if not (given.min() > bounds.min - 1.0 and given.max() < bounds.max + 1.0):
+            raise ValueError(f"output {tensor.name}: {given.min()} to {given.max()} is beyond {tensor.triton_type}")
+
+
+def _nothing(tensor: Tensor, shape: tuple[int, ...]) -> Array:
+    """Zeros, or empty strings."""
+    return np.full(shape, b"", np.object_) if tensor.triton_type == "TYPE_STRING" else np.zeros(shape, tensor.dtype)
 
 
 def _item(value: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import struct
 from collections.abc import Callable
 
@@ -31,8 +32,31 @@ def _jpeg(data: bytes) -> bool:
 
 
 def _png(data: bytes) -> bool:
-    """Whether the header chunk, which ends at byte 33, is there in full."""
-    return len(data) < 33
+    """Whether a chunk runs off the end, or the last one, IEND, is not there (PNG, section 5.3)."""
+    at = 8
+    while data[at + 4 : at + 8] != b"IEND":
+        at += 12 + int(struct.unpack_from(">I", data, at)[0])
+        if at > len(data):
+            return True
+    return at + 12 > len(data)
+
+
+def _gif(data: bytes) -> bool:
+    """Whether the header, its palette and the first image's descriptor are there in full (GIF89a, 17 to 20)."""
+    flags = data[10]
+    palette = 3 << ((flags & 7) + 1) if flags & 0x80 else 0
+    return len(data) < 13 + palette + 10
+
+
+def _bmp(data: bytes) -> bool:
+    """Whether the file is shorter than its header says."""
+    return int(struct.unpack_from("<I", data, 2)[0]) > len(data) or len(data) < 26
+
+
+def _ppm(data: bytes) -> bool:
+    """Whether the header's numbers are there: width, height, and all but bitmaps have a highest value too."""
+    header = re.sub(rb"#[^\n]*", b"", data[:512]).split()
+    return len(data) < 512 and len(header) < (3 if data[:2] in (b"P1", b"P4") else 4)
 
 
 def _riff(data: bytes) -> bool:
@@ -50,7 +74,7 @@ def _boxes(data: bytes) -> bool:
         if size < 8:
             return False  # 0: to the end of the file; anything else is damage
         at += size
-    return at > len(data)
+    return at > len(data) or b"mdat" not in data
 
 
 def _tiff(data: bytes) -> bool:
@@ -74,4 +98,13 @@ def _tiff(data: bytes) -> bool:
     )
 
 
-CHECKS: dict[str, Callable[[bytes], bool]] = {"JPEG": _jpeg, "PNG": _png, "WebP": _riff, "AVIF": _boxes, "TIFF": _tiff}
+CHECKS: dict[str, Callable[[bytes], bool]] = {
+    "JPEG": _jpeg,
+    "PNG": _png,
+    "GIF": _gif,
+    "BMP": _bmp,
+    "PPM": _ppm,
+    "WebP": _riff,
+    "AVIF": _boxes,
+    "TIFF": _tiff,
+}

@@ -171,6 +171,13 @@ def test_what_is_not_on_the_list_is_refused_unopened(data: bytes, monkeypatch: p
     assert refusal(data) == "unsupported_format"
 
 
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "GIF", "WEBP", "BMP", "TIFF", "PPM", "AVIF"])
+def test_a_file_cut_within_its_header_is_truncated(kind: str) -> None:
+    data = encoded(noise(1), kind)
+    first = 12 if kind in ("WEBP", "AVIF") else 8 if kind == "PNG" else 6
+    assert {cut: refusal(data[:cut]) for cut in range(first, 60)} == dict.fromkeys(range(first, 60), "truncated")
+
+
 @pytest.mark.parametrize(("kind", "magic"), [("TIFF", b"II\0*"), ("PPM", b"P6")])
 def test_signatures_are_as_wide_as_pillow_s(kind: str, magic: bytes) -> None:
     data = encoded(noise(1), kind)

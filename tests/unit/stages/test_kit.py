@@ -126,8 +126,88 @@ def test_a_batch_stage_answers_every_request_whatever_happens() -> None:
     assert one.outputs["OUT"].tolist() == [[2], [4]]
     assert two.code == "INVALID_ARG"
     assert three.outputs["OUT"].tolist() == [[8]]
-    responses = adapter.execute([numbers(1), numbers(-1)])
-    assert [response.code for response in responses] == ["INTERNAL", "INTERNAL"]
+    good, bad = adapter.execute([numbers(1), numbers(-1)])
+    assert (good.outputs["OUT"].tolist(), bad.code) == ([[2]], "INTERNAL")
+
+
+class Picky(BatchStage):
+    """Refuses 0 by name, 1 by raising, 2 with a panic."""
+
+    def process(self, numbers: Any) -> Any:
+        for row, number in enumerate(numbers[:, 0]):
+            if number == 0:
+                self.refuse(row, "zero", "not liked")
+            if number == 1:
+                raise ImageRefused("one", "\ud800 neither")
+            if number == 2:
+                raise SystemExit
+        return numbers * 10
+
+
+def test_a_batch_stage_refuses_rows_of_their_own() -> None:
+    runner = StageRunner(Picky, WITH_STATUS)
+    masked, plain, two, good = runner.execute(
+        [
+            numbers(5, 0, 1, status=[b""] * 3, on_bad_image="mask"),
+            numbers(3, 1, status=[b""] * 2),
+            numbers(2, status=[b""]),
+            numbers(7, status=[b""]),
+        ]
+    )
+    assert masked.outputs["STATUS"].ravel().tolist() == [b"", b"zero: not liked", b"one: ? neither"]
+    assert masked.outputs["OUT"][0].tolist() == [50]
+    assert (plain.code, plain.error) == ("INVALID_ARG", "image 1: one: ? neither")
+    assert two.code == "INTERNAL"
+    assert good.outputs["OUT"].tolist() == [[70]]
+
+
+def test_an_expired_request_of_a_batch_stage_is_dropped() -> None:
+    late = Request({"IN": np.ones((1, 1), np.float32)}, timeout_us=1)
+    answers = StageRunner(Doubled, NUMBERS % ("", "")).execute([late, numbers(4)])
+    assert [answer.code for answer in answers] == ["UNAVAILABLE", ""]
+
+
+@pytest.mark.parametrize("made", [lambda x: x[:-1], lambda x: np.zeros((len(x), 5)), lambda x: np.zeros(len(x)), len])
+def test_a_batch_stage_of_another_shape_is_a_defect(made: Any) -> None:
+    class Other(BatchStage):
+        def process(self, numbers: Any) -> Any:
+            return made(numbers)
+
+    runner = StageRunner(Other, NUMBERS % ("", ""))
+    assert [answer.code for answer in runner.execute([numbers(1, 2), numbers(3)])] == ["INTERNAL", "INTERNAL"]
+
+
+@pytest.mark.parametrize(
+    "value", [None, np.zeros(3), "text", 1j, np.array([b"x"]), -1, 256, np.nan, np.array([[1]])], ids=repr
+)
+def test_an_item_that_does_not_fit_its_output_is_a_defect(value: Any) -> None:
+    class Item(ItemStage):
+        def process(self, number: Any) -> Any:
+            return value if number[0] else 7.9
+
+    config = (NUMBERS % ("", "")).replace('"OUT" data_type: TYPE_FP32', '"OUT" data_type: TYPE_UINT8')
+    bad, good = StageRunner(Item, config).execute([numbers(1), numbers(0)])
+    assert bad.code == "INTERNAL"
+    assert good.outputs["OUT"].tolist() == [[7]]
+
+
+def test_masked_rows_of_strings_are_empty() -> None:
+    class Words(ItemStage):
+        def process(self, number: Any) -> Any:
+            if number[0] == 0:
+                raise ImageRefused("zero", "none")
+            return "wörd"
+
+    config = WITH_STATUS.replace('"OUT" data_type: TYPE_FP32', '"OUT" data_type: TYPE_STRING')
+    (answer,) = StageRunner(Words, config).execute([numbers(0, 1, status=[b"", b""], on_bad_image="mask")])
+    assert answer.outputs["OUT"].tolist() == [[b""], ["wörd".encode()]]
+
+
+@pytest.mark.parametrize("text", ["[]", "null", "3", "{"])
+def test_parameters_that_are_no_object(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    request = numbers(1)
+    monkeypatch.setattr(request, "parameters", lambda: text)
+    assert StageRunner(Inverse, NUMBERS % ("", "")).execute([request])[0].code == "INVALID_ARG"
 
 
 class WrongShape(BatchStage):
