@@ -25,8 +25,8 @@ from triton_vision.server.rundir import RunDir
 from triton_vision.server.stubs import StubWatch
 
 # serve promises to end within 10 s: work in flight gets this long, then Triton is killed.
-EXIT_TIMEOUT_S = 5
-KILL_AFTER_S = 6.5
+EXIT_TIMEOUT_S = 4
+KILL_AFTER_S = 5.5
 # Request and response objects that Triton's gRPC endpoint keeps for reuse; its own default, 8, is for few callers.
 GRPC_POOL = 64
 # glibc takes blocks above 128 kB, which every image has several of, from the kernel and gives them back at once: with

@@ -39,7 +39,7 @@ TORCHVISION = Recipe()
 def read_pixels(data: bytes, recipe: Recipe = TORCHVISION) -> NDArray[Any]:
     """One encoded file to its pixels, RGB, uint8 ``[crop, crop, 3]``.
 
-    The array is the caller's own.
+    The array is the caller's own, and read-only.
 
     Raises:
         ImageRefused: with one of the contract's reasons; nothing else is raised for any input.

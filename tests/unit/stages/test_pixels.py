@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.conftest import encoded, noise
+from tests.conftest import SAMPLES, encoded, noise
 from tests.unit.stages.test_jpeg import difference, recipe
 from triton_vision.stages import read_pixels
 from triton_vision.stages.resize import FILTERS, Frame, crop_origin, resize_crop, resized_size, vertical_first
@@ -119,6 +119,26 @@ def test_constructed_images(size: tuple[int, int]) -> None:
         left, top = crop_origin(*new, 224)
         whole = image.resize(new, FILTERS["bilinear"]).crop((left, top, left + 224, top + 224))
         assert np.abs(got - np.asarray(whole)).max() <= 1, name
+
+
+@pytest.mark.parametrize(
+    "size",
+    [(480, 320), (640, 320), (320, 480), (2710, 320), (720, 576), (352, 288), (1575, 576), (2133, 344), (640, 480)],
+)
+def test_ratios_whose_sums_lie_between_two_values(size: tuple[int, int]) -> None:
+    """5/4, 9/8 and their like: where 16-bit weights round whole columns the other way."""
+    generator = np.random.default_rng(size[0])
+    separable = generator.integers(0, 128, size[0])[np.newaxis, :] + generator.integers(0, 128, (size[1], 1))
+    with Image.open(SAMPLES / "palace.jpg") as opened:
+        photo = opened.convert("RGB").resize(size, Image.Resampling.BICUBIC)
+    for image in (
+        photo,
+        noise(6, size),
+        Image.fromarray(generator.integers(0, 256, (size[1], size[0], 3), np.uint8)),
+        Image.fromarray(separable.astype(np.uint8)),
+    ):
+        assert difference(encoded(image, "PNG")) <= 1
+        assert difference(encoded(image, "JPEG", quality=92)) <= 1
 
 
 def test_the_order_of_pillow_s_passes() -> None:
