@@ -115,17 +115,22 @@ def triton(folder: Path, warm: bool) -> Iterator[TritonServer]:
 
 def contestants(stack: contextlib.ExitStack, kind: str, which: set[str]) -> dict[str, Contestant]:
     """By name; servers are started here and end with ``stack``."""
-    load = [SUITE_PYTHON, "load.py"]
     common = ["--images", str(BUILD / "images"), "--kind", kind]
 
     def loop(python: str, name: str) -> Contestant:
         return Contestant([python, "loops.py", name, *common])
 
+    load = [SUITE_PYTHON, "load.py"]
+    served = ["--images", str(BUILD / "images"), "--kind", kind]
+    if kind == "large":
+        # They take tenths of a second each: fewer callers and a longer warm-up make a short measurement steady.
+        served += ["--callers", "8", "--warm", "4"]
+
     made = {"reference loop": loop(PEER_PYTHON, "reference"), "kit loop": loop(SUITE_PYTHON, "kit")}
     if kind == "large":
         made["kit loop, decode: fast"] = loop(SUITE_PYTHON, "kit-fast")
     server = stack.enter_context(triton(repository.suite(BUILD / "suite"), warm=True))
-    suite = [*load, "grpc", server.grpc_address, *common]
+    suite = [*load, "grpc", server.grpc_address, *served]
     made["suite"] = Contestant(suite, server.pid)
     unchecked = ["--tolerance", "-1", "--model"]
     if kind == "large":
@@ -135,7 +140,7 @@ def contestants(stack: contextlib.ExitStack, kind: str, which: set[str]) -> dict
         made["suite, one caller"] = Contestant([*suite, "--callers", "1"], server.pid)
     tutorial = stack.enter_context(triton(repository.tutorial(BUILD / "tutorial"), warm=False))
     made["tutorial Triton"] = Contestant(
-        [*load, "grpc", tutorial.grpc_address, *common, "--model", "tutorial"], tutorial.pid
+        [*load, "grpc", tutorial.grpc_address, *served, "--model", "tutorial"], tutorial.pid
     )
     wake(tutorial.pid, False)
     wake(server.pid, False)
@@ -153,7 +158,7 @@ def contestants(stack: contextlib.ExitStack, kind: str, which: set[str]) -> dict
         address, group = stack.enter_context(
             http_peer([PEER_PYTHON, *command, "--port", str(port)], port, protocol, tuned)
         )
-        made[name] = Contestant([*load, protocol, address, *common], group)
+        made[name] = Contestant([*load, protocol, address, *served], group)
         wake(group, False)
     return {name: contestant for name, contestant in made.items() if not which or name in which}
 

@@ -53,9 +53,9 @@ KERNEL_USABLE = PILLOW in (11, 12, 13)
 KERNEL_FILTER = Image.Resampling.BILINEAR
 # Their numbers in cykooz_resizer: ResizeAlgorithm.convolution, FilterType.bilinear.
 CONVOLUTION, BILINEAR = 2, 2
-# Where a side shrinks by p/q with a small q, weighted sums often lie just between two values. The kernels' 16-bit weights
-# then round many of them the other way, in whole columns, and two passes would add up to 2: Pillow does the second one.
-# (1.25 is 5/4: at 480x320 every second photo was off by 2 in some pixels. Found with photos, noise, and r(x) + r(y).)
+# Where a side shrinks by p/q with a small q, weighted sums often lie just between two values. The kernels' 16-bit
+# weights then round many of them the other way, in whole columns, and two passes can add up to 2: Pillow does the
+# second one. (At 480x320, 5/4, every other photo was off by 2 somewhere. Found with photos, noise, and r(x) + r(y).)
 MOST_TIED = 64
 # An image between the two passes that is kept for the next call has at most so many pixels.
 KEPT_PIXELS = 512 * 1024
@@ -148,19 +148,26 @@ def resize_crop(frame: Frame, resize: int, crop: int, resample: Image.Resampling
     stored = frame.pixels.size if isinstance(frame.pixels, Image.Image) else frame.pixels.shape[1::-1]
     if (new_width, new_height) == (width, height) and stored == frame.size:
         return np.asarray(frame.upright().crop((left, top, left + crop, top + crop)))
+    # Pillow holds a box in 32-bit floats, which is enough to turn a rounding: where it does a pass, that pass covers a
+    # whole side and has no fraction, unless that side is too long.
+    short = max(new_width, new_height) <= WHOLE * resize
+    window = (left, top, crop, crop)
     if resample is KERNEL_FILTER and KERNEL_USABLE:
-        small = _by_kernel(frame, _plan(frame.size, stored, orientation, resize, (left, top, crop, crop), 1.0), crop)
-    elif max(new_width, new_height) <= WHOLE * resize:
-        # Pillow holds a box in 32-bit floats, which is enough to turn a rounding: without a fraction there is none.
-        window = (0, 0, new_width, new_height)
-        small = _by_pillow(frame, _plan(frame.size, stored, orientation, resize, window, REACH[resample]), resample)
+        by_pillow = _has_ties(frame.size, stored, orientation, resize)
+        if by_pillow and short:
+            columns_last = not vertical_first(width, height, new_width, new_height)
+            window = (left, 0, crop, new_height) if columns_last else (0, top, new_width, crop)
+        plan = _plan(frame.size, stored, orientation, resize, window, REACH[resample])
+        small = _by_kernel(frame, plan, by_pillow)
     else:
-        window = (left, top, crop, crop)
+        if short:
+            window = (0, 0, new_width, new_height)
         small = _by_pillow(frame, _plan(frame.size, stored, orientation, resize, window, REACH[resample]), resample)
     if orientation != 1:
         small = small.transpose(UPRIGHT[orientation])
     if small.size != (crop, crop):
-        small = small.crop((left, top, left + crop, top + crop))
+        x, y = left - window[0], top - window[1]
+        small = small.crop((x, y, x + crop, y + crop))
     return np.frombuffer(small.tobytes("raw", "RGB"), np.uint8).reshape(crop, crop, 3)
 
 
@@ -215,7 +222,6 @@ class _Plan:
     second: Box
     first_options: Any
     second_options: Any
-    ties: bool
 
 
 @lru_cache(maxsize=256)
@@ -241,11 +247,17 @@ def _plan(
         between = (width, high - low)
         first = (x0, float(low), x1, float(high))
         second = (0.0, y0 - low, float(width), y1 - low)
-    # In lowest terms; a side that is scaled in the decoder counts as it is stored.
-    new = resized_size(*whole, resize)
+    return _Plan(between, (width, height), first, second, _options(first, stored), _options(second, between))
+
+
+@lru_cache(maxsize=256)
+def _has_ties(size: tuple[int, int], stored: tuple[int, int], orientation: int, resize: int) -> bool:
+    """Whether a side's ratio, in lowest terms, has a denominator of at most MOST_TIED."""
+    turned = orientation in TURNED
+    # A side that has been scaled in the decoder counts as it is stored.
     old = stored[::-1] if turned else stored
-    ties = min(size // math.gcd(size, given) for size, given in zip(new, old, strict=True)) <= MOST_TIED
-    return _Plan(between, (width, height), first, second, _options(first, stored), _options(second, between), ties)
+    new = resized_size(*(size[::-1] if turned else size), resize)
+    return min(after // math.gcd(after, before) for after, before in zip(new, old, strict=True)) <= MOST_TIED
 
 
 def _read_range(start: float, stop: float, size: int, count: int, reach: float) -> tuple[int, int]:
@@ -266,16 +278,16 @@ def _options(box: Box, size: tuple[int, int]) -> Any:
     return options.set_crop_box(x0, y0, width, height)
 
 
-def _by_kernel(frame: Frame, plan: _Plan, crop: int) -> Image.Image:
+def _by_kernel(frame: Frame, plan: _Plan, second_by_pillow: bool) -> Image.Image:
     scratch = _scratch
-    target, wrapped = scratch.image("target", (crop, crop))
     # A tall sliver's is large: not kept.
     keeps = plan.between[0] * plan.between[1] <= KEPT_PIXELS
     image, middle = scratch.image("middle", plan.between) if keeps else _new(plan.between)
     # RGBA by name alone: its fourth channel is not looked at.
     scratch.resizer.resize_pil(rust_lib.PilImageWrapper(frame.image("RGBA")), middle, plan.first_options)
-    if plan.ties:
+    if second_by_pillow:
         return image.resize(plan.target, KERNEL_FILTER, box=plan.second)
+    target, wrapped = scratch.image("target", plan.target)
     scratch.resizer.resize_pil(middle, wrapped, plan.second_options)
     return target
 
