@@ -58,13 +58,14 @@ def main() -> None:
         "--engine-only", action="store_true", help="one measurement of the engine, for this script itself"
     )
     args = parser.parse_args()
+    args.repository = args.repository.resolve()
     images.make(BUILD / "images", 200, 0)
     if args.engine_only:
         pixels = np.stack([read_pixels(data) for data in images.load(BUILD / "images", "small")[: args.batch]])
         graph = args.repository / args.core / "1" / "model.onnx"
         print(json.dumps({"rate": in_process(graph, pixels, args.seconds)}))
         return
-    engine = [sys.executable, __file__, *sys.argv[1:], "--engine-only"]
+    engine = [sys.executable, __file__, *sys.argv[1:], "--repository", str(args.repository), "--engine-only"]
     shares: list[float] = []
     with TritonServer(args.repository) as server:
         load = [sys.executable, "load.py", "grpc", server.grpc_address, "--images", str(BUILD / "images")]
