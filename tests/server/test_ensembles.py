@@ -270,6 +270,18 @@ def test_small_images_do_not_wait_for_32_large_ones(server: TritonServer) -> Non
     assert sorted(waits)[int(len(waits) * 0.99)] < 0.2
 
 
+def test_work_in_progress_is_dropped_when_its_timeout_has_passed(server: TritonServer) -> None:
+    """In the middle of a batch, not only in the queue: 32 images of 12 megapixels take most of a second."""
+    large = encoded(noise(1, (4000, 3000)), "JPEG", quality=80)
+    tensor = triton.InferInput("IMAGE", [32, 1], "BYTES")
+    tensor.set_data_from_numpy(np.array([large] * 32, np.object_).reshape(-1, 1))
+    with triton.InferenceServerClient(server.grpc_address) as client:
+        with pytest.raises(triton.InferenceServerException, match="Request timeout expired while") as caught:
+            client.infer("preprocess", [tensor], timeout=200_000)
+        assert "UNAVAILABLE" in caught.value.status()
+        assert client.infer("preprocess", [tensor]).as_numpy("STATUS").tolist() == [[b""]] * 32
+
+
 def mutations(count: int) -> list[bytes]:
     """Seeded damage to small files of every format: bytes changed, cut out, put in, the end cut off."""
     kinds = ("JPEG", "JPEG", "JPEG", "PNG", "GIF", "WEBP", "BMP", "TIFF", "PPM", "AVIF")
