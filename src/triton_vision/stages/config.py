@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -57,7 +58,7 @@ class Tensor:
     triton_type: str
     dims: tuple[int, ...]
 
-    @property
+    @cached_property
     def dtype(self) -> np.dtype[Any]:
         """The numpy type; strings are objects."""
         return np.dtype(DTYPES[self.triton_type])

@@ -251,6 +251,9 @@ def declared(tensor: Tensor, value: Any, shape: tuple[int, ...]) -> Array:
     Raises:
         ValueError: another shape, no numbers where numbers are declared, or numbers that the type cannot hold.
     """
+    # The usual case first: this runs for every item and again for every response.
+    if isinstance(value, np.ndarray) and value.dtype == tensor.dtype != np.object_ and value.shape == shape:
+        return np.ascontiguousarray(value)
     if value is None:
         raise ValueError(f"output {tensor.name}: process returned nothing")
     given = np.asarray(value, np.object_) if tensor.triton_type == "TYPE_STRING" else np.asarray(value)

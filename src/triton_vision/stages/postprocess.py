@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -69,6 +70,11 @@ class Postprocess(BatchStage):
         return labels, ids.astype(np.int32), best
 
 
+@cache
+def _descending(classes: int) -> NDArray[np.int64]:
+    return np.arange(classes - 1, -1, -1, dtype=np.int64)
+
+
 def top_k(scores: NDArray[np.float32], k: int) -> NDArray[np.int64]:
     """The columns of each row's ``k`` highest scores, best first, of equals the lower one first.
 
@@ -79,7 +85,7 @@ def top_k(scores: NDArray[np.float32], k: int) -> NDArray[np.int64]:
     # The bits of floats that are not negative sort as the floats do (IEEE 754). With the column beneath them all keys
     # differ, so that the few best can be selected without sorting the rest.
     bits = np.ascontiguousarray(scores, np.float32).view(np.int32).astype(np.int64)
-    keys = (bits << 32) | np.arange(classes - 1, -1, -1, dtype=np.int64)
+    keys = (bits << 32) | _descending(classes)
     if k < classes:
         keys = np.partition(keys, classes - k, axis=1)[:, classes - k :]
     best = np.sort(keys, axis=1)[:, ::-1]
