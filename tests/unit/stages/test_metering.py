@@ -9,16 +9,11 @@ import numpy as np
 import pytest
 
 from tests.conftest import jpeg
+from tests.unit.stages.test_kit import PREPROCESS, images
 from triton_vision.stages import ImageRefused, ItemStage, Preprocess, adapt
 from triton_vision.stages.meter import RefusalLog
 from triton_vision.stages.testing import Request, StageRunner, Utils
 
-CONFIG = """
-name: "pre" backend: "python" max_batch_size: 8
-input [{ name: "IMAGE" data_type: TYPE_STRING dims: [ 1 ] }]
-output [{ name: "PIXELS" data_type: TYPE_UINT8 dims: [ 224, 224, 3 ] },
-        { name: "STATUS" data_type: TYPE_STRING dims: [ 1 ] }]
-"""
 NUMBERS = """
 name: "numbers" backend: "python" max_batch_size: 8
 input [{ name: "IN" data_type: TYPE_FP32 dims: [ 1 ] }]
@@ -26,18 +21,14 @@ output [{ name: "OUT" data_type: TYPE_FP32 dims: [ 1 ] }]
 """
 
 
-def images(*contents: bytes, **options: Any) -> Request:
-    return Request({"IMAGE": np.array(contents, np.object_).reshape(-1, 1)}, **options)
-
-
 def numbers(*values: float, **options: Any) -> Request:
     return Request({"IN": np.array(values, np.float32).reshape(-1, 1)}, **options)
 
 
 def test_counters_by_model_reason_and_step() -> None:
-    runner = StageRunner(Preprocess, CONFIG)
+    runner = StageRunner(Preprocess, PREPROCESS)
     good = jpeg(1)
-    runner.execute([images(good, good), images(b"", b"junk", good, given={"on_bad_image": "mask"}), images(b"")])
+    runner.execute([images(good, good), images(b"", b"junk", good, on_bad_image="mask"), images(b"")])
     counted = runner.close()
     assert counted["triton_vision_images_total", "pre"] == 3
     assert counted["triton_vision_refusals_total", "pre", "empty"] == 2
