@@ -132,8 +132,8 @@ def resize_crop(frame: Frame, resize: int, crop: int, resample: Image.Resampling
     """The centre ``crop`` x ``crop`` pixels of the upright image with its shorter side resized to ``resize`` pixels.
 
     Equal to turning, resizing and cropping the whole (torchvision's Resize and CenterCrop on a PIL image) to within
-    1 of 255: the same antialiasing filter is evaluated at the same places, but for the pixels of the crop only, so
-    time and memory do not grow with an image's aspect ratio.
+    1 of 255 but for a rare pixel (docs/stages.md has the measurements): the same antialiasing filter is evaluated at
+    the same places, but for the pixels of the crop only, so time and memory do not grow with the aspect ratio.
 
     Args:
         resize: at least ``crop``.
