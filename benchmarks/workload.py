@@ -15,12 +15,8 @@ from PIL import Image
 
 CLASSES, TOP = 1000, 5
 RESIZE, CROP = 256, 224
-MEAN = np.array([0.485, 0.456, 0.406], np.float32)
-STD = np.array([0.229, 0.224, 0.225], np.float32)
 # Fixed places in [CROP, CROP, 3], flattened: the stand-in network's weights, so to say.
 PLACES = np.sort(np.random.default_rng(7).choice(CROP * CROP * 3, CLASSES, replace=False))
-# The same in planes [3, CROP, CROP].
-PLANE_PLACES = (PLACES % 3) * CROP * CROP + PLACES // 3
 SCALE = np.float32(1 / 16)
 LABELS = [f"class {number}" for number in range(CLASSES)]
 

@@ -81,7 +81,7 @@ def scaled(model: Model, cores: int | None = None) -> tuple[Model, Scale] | None
 def _number(model: str, key: str, text: str, auto: int) -> int:
     if text == AUTO:
         return auto
-    if not text.isdecimal() or int(text) < 1:
+    if not (text.isascii() and text.isdecimal()) or int(text) < 1:
         raise RepositoryError(f"{model}: parameters {key}: {text!r} is neither auto nor a number of at least 1")
     return int(text)
 

@@ -134,15 +134,14 @@ class Adapter:
         tensor_of = self.utils.get_input_tensor_by_name
         for tensor in self._inputs:
             call.inputs.append(tensor_of(request, tensor.name).as_numpy())
-        count = len(call.inputs[0]) if call.inputs else 0
+        counts = {len(array) for array in call.inputs}
         if self._takes_status:
             given = tensor_of(request, STATUS).as_numpy()
             call.status = given.reshape(len(given))
-        if any(len(array) != count for array in call.inputs) or (
-            call.status is not None and call.inputs and len(call.status) != count
-        ):
-            raise InvalidRequest("the inputs hold different numbers of items")
-        call.rows = range(count if call.inputs or call.status is None else len(call.status))
+            counts.add(len(given))
+        if len(counts) != 1:
+            raise InvalidRequest(f"the inputs hold different numbers of items: {sorted(counts)}")
+        call.rows = range(counts.pop())
 
     def _stack(self, calls: list[Call]) -> Batch:
         start = 0
