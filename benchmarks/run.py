@@ -243,7 +243,7 @@ def main() -> None:
         if not args.only:
             lines += report(kind, everything[kind])
     machine = f"{CORES} cores, {platform.processor() or platform.machine()}, load {load:.2f} before the run"
-    lines.append(f"{args.rounds} rounds of {args.seconds:g} s each, 32 callers; {machine}.")
+    lines.append(f"{args.rounds} rounds of {args.seconds:g} s each, 32 callers (8 for the large images); {machine}.")
     print("\n".join(lines))
     (BUILD / "results.json").write_text(json.dumps({"machine": machine, "results": everything}, indent=1))
     (BUILD / "table.md").write_text("\n".join(lines) + "\n")
