@@ -153,7 +153,10 @@ def resize_crop(frame: Frame, resize: int, crop: int, resample: Image.Resampling
     short = max(new_width, new_height) <= WHOLE * resize
     window = (left, top, crop, crop)
     if resample is KERNEL_FILTER and KERNEL_USABLE:
-        by_pillow = _has_ties(frame.size, stored, orientation, resize)
+        # Photographs are JPEGs. What is stored without loss may be a drawing, whose lines make ties at any ratio; next
+        # to decoding that, Pillow's pass is cheap.
+        lossless = isinstance(frame.pixels, Image.Image)
+        by_pillow = lossless or _has_ties(frame.size, stored, orientation, resize)
         if by_pillow and short:
             columns_last = not vertical_first(width, height, new_width, new_height)
             window = (left, 0, crop, new_height) if columns_last else (0, top, new_width, crop)

@@ -114,11 +114,13 @@ def constructed(width: int, height: int, seed: int) -> dict[str, Any]:
 def test_constructed_images(size: tuple[int, int]) -> None:
     for name, values in constructed(*size, 3).items():
         image = Image.fromarray(np.stack([values, 255 - values, values // 2], 2).astype(np.uint8))
-        got = resize_crop(Frame(image, size), 256, 224, FILTERS["bilinear"]).astype(int)
         new = resized_size(*size, 256)
         left, top = crop_origin(*new, 224)
         whole = image.resize(new, FILTERS["bilinear"]).crop((left, top, left + 224, top + 224))
-        assert np.abs(got - np.asarray(whole)).max() <= 1, name
+        # As Pillow decodes it, and as simplejpeg does: the kernels do only the first pass of the former.
+        for pixels in (image, np.asarray(image.convert("RGBA"))):
+            got = resize_crop(Frame(pixels, size), 256, 224, FILTERS["bilinear"]).astype(int)
+            assert np.abs(got - np.asarray(whole)).max() <= 1, name
 
 
 @pytest.mark.parametrize(
