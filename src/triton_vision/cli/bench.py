@@ -15,7 +15,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "bench",
         help="measure a running server",
         description="Sends the images from several callers at once, each with one image under way, and prints "
-        "the rate and the latency. The first second is not counted.",
+        "the rate and the latency. The first second is not counted. "
+        "'triton-vision bench accuracy FOLDER' measures accuracy instead: see its --help.",
     )
     parser.add_argument("paths", nargs="+", metavar="PATH", help="images, folders or globs to take turns with")
     parser.add_argument("--url", default="localhost:8001", metavar="HOST:PORT", help="default: %(default)s")

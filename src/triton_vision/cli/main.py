@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 
 from triton_vision import __version__
-from triton_vision.cli import bench, classify, prepare, serve
+from triton_vision.cli import accuracy, bench, classify, prepare, serve
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -18,7 +18,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for command in (prepare, serve, classify, bench):
         command.add_parser(commands)
-    args = parser.parse_args(arguments)
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    # A parser of its own, because `bench` takes any number of paths; a folder of that name is ./accuracy.
+    measured = given[:2] == ["bench", "accuracy"]
+    args = accuracy.make_parser().parse_args(given[2:]) if measured else parser.parse_args(given)
     try:
         code: int = args.run(args)
         sys.stdout.flush()

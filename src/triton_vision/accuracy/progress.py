@@ -1,0 +1,59 @@
+"""How far the sides are: a bar on a terminal, a line every few seconds elsewhere; on stderr."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import time
+from collections.abc import Callable
+from typing import TextIO
+
+BAR = 20
+
+
+class Progress:
+    """Shows each side's count and rate, and what is known of their accuracy so far.
+
+    Args:
+        total: how many images there are.
+        stream: where to; stderr by default.
+    """
+
+    TERMINAL_S, ELSEWHERE_S = 0.2, 5.0
+
+    def __init__(self, total: int, stream: TextIO | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+        self._total, self._clock = total, clock
+        self._stream = stream or sys.stderr
+        self._bar = self._stream.isatty()
+        self._began = self._shown = clock()
+        self._ended: dict[str, float] = {}
+        self._drawn = False
+
+    def __call__(self, counts: dict[str, int], accuracy: str) -> None:
+        """Shows the counts, if the last ones have stood for long enough."""
+        now = self._clock()
+        for side, count in counts.items():
+            if count == self._total:
+                self._ended.setdefault(side, now)
+        if now - self._shown < (self.TERMINAL_S if self._bar else self.ELSEWHERE_S):
+            return
+        self._shown = now
+        self._drawn = True
+        sides = ", ".join(
+            f"{side} {count} of {self._total} ({self.rate(side, count):.1f}/s)" for side, count in counts.items()
+        )
+        text = f"  {sides}; {accuracy}" if accuracy else f"  {sides}"
+        if self._bar:
+            filled = BAR * min(counts.values()) // self._total
+            text = f"  [{'#' * filled}{'.' * (BAR - filled)}]{text}"[: shutil.get_terminal_size().columns - 1]
+            text = f"\r{text}\x1b[K"
+        print(text, end="" if self._bar else "\n", file=self._stream, flush=True)
+
+    def rate(self, side: str, count: int) -> float:
+        """A side's images a second, until now or until it had them all."""
+        return count / max(1e-6, self._ended.get(side, self._clock()) - self._began)
+
+    def end(self) -> None:
+        """Clears the bar."""
+        if self._bar and self._drawn:
+            print("\r\x1b[K", end="", file=self._stream, flush=True)
