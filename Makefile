@@ -1,7 +1,7 @@
 # Everything runs in virtual environments that these targets make themselves; nothing outside the checkout is changed.
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
-.PHONY: help setup demo serve test lint bench compare clean
+.PHONY: help setup demo serve test lint bench compare image test-image clean
 BIN := .venv/bin
 # Through the environment, so that no shell reads a file name as a command.
 export IMAGE
@@ -41,6 +41,13 @@ bench: setup  ## measure the served rate and latency of ensemble_lite
 compare: setup  ## measure the suite beside plain loops, FastAPI, LitServe and a tutorial-style Triton
 	@$(call environment,bench)
 	@$(BIN)/python benchmarks/run.py
+
+image:  ## build the container image from Dockerfile.triton (TAG=name, OPTIONS="--build-arg WEIGHTS=random")
+	@scripts/image/build "$${TAG:-triton-vision}" $$OPTIONS
+
+test-image: setup  ## build the image on a base made here, run it in a Docker engine of its own (as root)
+	@$(call environment,dev)
+	@$(BIN)/python -m pytest -q tests/image
 
 clean:  ## remove the environments and the artifacts
 	@rm -rf .venv .venv-export .venv-bench .setup.lock build/benchmark
