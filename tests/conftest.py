@@ -29,7 +29,10 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     kept = ROOT / "build" / "test-repository"
     kept.mkdir(parents=True, exist_ok=True)
     shutil.copytree(
-        ROOT / "model_repository", kept, dirs_exist_ok=True, ignore=shutil.ignore_patterns("model.onnx*", "__pycache__")
+        ROOT / "model_repository",
+        kept,
+        dirs_exist_ok=True,
+        ignore=shutil.ignore_patterns("model.onnx*", "model.pt*", "model.plan*", "__pycache__"),
     )
     subprocess.run([*COMMAND, "prepare", "--repository", str(kept), "--weights", "random"], check=True)
     copy = tmp_path_factory.mktemp("models") / "repository"

@@ -20,9 +20,9 @@ import onnxruntime
 import pytest
 import torch
 
-from triton_vision.export import artifact, graph
+from triton_vision.export import artifact, check, graph
 from triton_vision.export.networks import NETWORKS
-from triton_vision.export.prepare import prepare
+from triton_vision.export.prepare import Options, prepare
 from triton_vision.export.resnet50 import ResNet50, random_state
 
 RESNET, LITE = "resnet50_trt", "efficientnet_lite0"
@@ -95,7 +95,7 @@ def test_a_graph_with_other_numbers_is_refused(exported: tuple[Any, bytes]) -> N
             return module(pixels) * 1.01
 
     with pytest.raises(graph.GraphError, match="differ"):
-        graph.compare(Skewed(), content)
+        check.compare(check.run_module(Skewed()), check.run_graph(content), check.samples())
 
 
 def test_the_state_dict_is_torchvisions() -> None:
@@ -126,18 +126,18 @@ def test_random_weights_are_seeded() -> None:
 
 
 def test_prepare_keeps_what_is_up_to_date(repository: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert prepare(repository, [LITE], None) == 0
+    assert prepare(repository, [LITE]) == 0
     path = repository / LITE / "1" / "model.onnx"
     made = path.stat().st_mtime_ns
     sidecar = json.loads((path.parent / "model.onnx.json").read_text())
     assert sidecar["weights"] == "package"
     assert sidecar["max_abs_logit_difference"] < 1e-3
     assert sidecar["tools"]["torch"] == torch.__version__
-    assert prepare(repository, [LITE], None) == 0
+    assert prepare(repository, [LITE]) == 0
     assert path.stat().st_mtime_ns == made
     assert "up to date" in capsys.readouterr().out
     path.write_bytes(b"damaged")
-    assert prepare(repository, [LITE], None) == 0
+    assert prepare(repository, [LITE]) == 0
     assert artifact.read(path)["sha256"] == sidecar["sha256"]
 
 
@@ -147,10 +147,10 @@ def test_a_weights_file(repository: Path, tmp_path: Path, wrapped: bool) -> None
     if wrapped:
         state = {"epoch": 3, "state_dict": {f"module.{name}": value for name, value in state.items()}}
     torch.save(state, tmp_path / "mine.pth")
-    assert prepare(repository, [RESNET], str(tmp_path / "mine.pth")) == 0
+    assert prepare(repository, [RESNET], Options(weights=str(tmp_path / "mine.pth"))) == 0
     description = artifact.read(repository / RESNET / "1" / "model.onnx")
     assert (description["weights"], description["weights_source"]) == ("file", "mine.pth")
-    assert prepare(repository, [RESNET], None) == 0  # what somebody brought is not replaced unless asked for
+    assert prepare(repository, [RESNET]) == 0  # what somebody brought is not replaced unless asked for
     assert artifact.read(repository / RESNET / "1" / "model.onnx") == description
 
 
@@ -172,9 +172,9 @@ def test_wrong_weights_are_one_sentence_and_cost_nothing(
     for name, content in bad.items():
         path = tmp_path / f"{name}.pth"
         path.write_bytes(content) if name == "junk" else torch.save(content, path)
-        assert prepare(repository, [RESNET], str(path)) == 2
+        assert prepare(repository, [RESNET], Options(weights=str(path))) == 2
         (line,) = capsys.readouterr().out.splitlines()
-        assert line.startswith(f"{RESNET}: not made: {path.name}")
+        assert line.startswith(f"{RESNET}: not made: {path.name}"), line
         assert kept.read_bytes() == b"old"
 
 
@@ -182,7 +182,7 @@ def test_weights_that_cannot_be_had_do_not_stop_the_rest(
     repository: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("triton_vision.export.networks.imagenet_checkpoint", _unreachable)
-    assert prepare(repository, [], None) == 1
+    assert prepare(repository, []) == 1
     out = capsys.readouterr().out
     assert "resnet50_trt: not made: the sky cannot be downloaded" in out
     assert "efficientnet_lite0: made 1/model.onnx" in out
@@ -195,10 +195,10 @@ def _unreachable() -> Any:
 
 
 def test_unknown_models_and_weights_for_nobody(repository: Path) -> None:
-    assert prepare(repository, ["nonesuch"], None) == 2
-    assert prepare(repository, [LITE], "random") == 2
+    assert prepare(repository, ["nonesuch"]) == 2
+    assert prepare(repository, [LITE], Options(weights="random")) == 2
     shutil.rmtree(repository / LITE)
-    assert prepare(repository, [LITE], None) == 2
+    assert prepare(repository, [LITE]) == 2
 
 
 def test_a_killed_prepare_leaves_nothing_that_breaks_the_next(repository: Path) -> None:
@@ -213,5 +213,8 @@ def test_a_killed_prepare_leaves_nothing_that_breaks_the_next(repository: Path) 
     process.send_signal(signal.SIGKILL)
     process.wait()
     assert subprocess.run(command, check=False).returncode == 0
-    assert sorted(entry.name for entry in folder.iterdir()) == ["model.onnx", "model.onnx.json"]
-    assert artifact.read(folder / "model.onnx")["weights"] == "random"
+    assert sorted(entry.name for entry in folder.iterdir()) == [
+        "model.onnx", "model.onnx.json", "model.pt", "model.pt.json"
+    ]  # fmt: skip
+    for name in ("model.onnx", "model.pt"):
+        assert artifact.read(folder / name)["weights"] == "random"

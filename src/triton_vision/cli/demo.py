@@ -48,7 +48,9 @@ def main() -> int:
 def _run(root: Path, paths: list[str], measure: bool) -> int:
     repository = root / "model_repository"
     print("Preparing the models (the first time takes a minute) …", flush=True)
-    made = prepare.run(argparse.Namespace(repository=str(repository), models=[], weights=None, force=False))
+    parser = argparse.ArgumentParser()
+    prepare.add_parser(parser.add_subparsers())
+    made = prepare.run(parser.parse_args(["prepare", "--repository", str(repository)]))
     if made == 2:
         return 2
 

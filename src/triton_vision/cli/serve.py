@@ -30,6 +30,23 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="the core variant, configs/NAME.pbtxt in a model's directory; by default the one for this machine",
     )
     parser.add_argument(
+        "--artifacts",
+        metavar="DIR",
+        help="a directory with further artifacts, as MODEL/VERSION/FILE, such as a mounted volume: TensorRT plans are "
+        "built there; by default the repository itself",
+    )
+    parser.add_argument(
+        "--placement",
+        metavar="SPEC",
+        help="where the cores run and for whom first, such as gpus=0-3,instances=2,numa=0/0/1/1,cuda-pool=256M,"
+        "pinned-pool=512M,limit=3,priorities=2 (docs/gpus.md)",
+    )
+    parser.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="print tritonserver's command line and the changed configurations, and end",
+    )
+    parser.add_argument(
         "--log-level",
         choices=("error", "warning", "info", "verbose"),
         default="warning",
@@ -45,15 +62,25 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def run(args: argparse.Namespace) -> int:
     """Serves until a signal; 0 after a clean end, 2 if it could not serve."""
-    from triton_vision.repository import RepositoryError, scaled
+    from triton_vision.gpu import visible_gpus
+    from triton_vision.repository import RepositoryError, check_gpus, parse_placement, scaled
     from triton_vision.server import ServerError, TritonServer
 
     repository = find_repository(args.repository)
     if repository is None:
         print("error: there is no model repository here: name one with --repository", file=sys.stderr)
         return 2
+    try:
+        placement = parse_placement(args.placement) if args.placement is not None else None
+        if placement is not None and not args.dry_run:
+            check_gpus(placement, [gpu.index for gpu in visible_gpus()])
+    except RepositoryError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
     server = TritonServer(
         repository,
+        artifacts=args.artifacts,
+        placement=placement,
         host=args.host,
         http_port=args.http_port,
         grpc_port=args.grpc_port,
@@ -73,7 +100,7 @@ def run(args: argparse.Namespace) -> int:
         if signal.getsignal(number) != signal.SIG_IGN:  # as under nohup
             signal.signal(number, end)
     try:
-        server.prepare()
+        server.prepare(say=lambda line: print(f"plan: {line}", flush=True))
         assert server.selection is not None
         for name, why in server.selection.left_out.items():
             print(f"left out: {name}: {why}{_mend(name, why)}", flush=True)
@@ -87,6 +114,11 @@ def run(args: argparse.Namespace) -> int:
             fitted = scaled(model)
             if fitted is not None:
                 print(f"scale: {name}: {fitted[1]} (parameters of its config.pbtxt)", flush=True)
+        if placement is not None:
+            print(f"placement: {placement}", flush=True)
+        if args.dry_run:
+            print(server.describe())
+            return 0
         with server:
             variant = server.selection.config_name
             print(

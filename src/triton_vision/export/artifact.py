@@ -24,8 +24,8 @@ def write(path: Path, content: bytes, description: dict[str, Any]) -> None:
     description = {"artifact": path.name, **description}
     path.with_name(path.name + SIDECAR).unlink(missing_ok=True)
     # The sidecar goes last: until it is there, the artifact counts as unknown and is made again.
-    _replace(path, content)
-    _replace(path.with_name(path.name + SIDECAR), (json.dumps(description, indent=2) + "\n").encode())
+    replace(path, content)
+    replace(path.with_name(path.name + SIDECAR), (json.dumps(description, indent=2) + "\n").encode())
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -46,7 +46,8 @@ def remove_stale(path: Path) -> None:
             stale.unlink(missing_ok=True)
 
 
-def _replace(path: Path, content: bytes) -> None:
+def replace(path: Path, content: bytes) -> None:
+    """Replaces a file by ``content``: a kill leaves the old one or the new one, whole."""
     partial = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with partial.open("wb") as file:

@@ -13,6 +13,9 @@ from typing import Any
 from triton_vision.export.weights import Weights, imagenet_checkpoint, load_checkpoint
 
 RANDOM_SEED = 20
+# The contract's: UINT8 [batch, 224, 224, 3] in, FP32 [batch, classes] out.
+INPUT, OUTPUT, SIDE = "INPUT__0", "OUTPUT__0", 224
+GRAPH, SCRIPT = "model.onnx", "model.pt"
 
 
 class PrepareError(Exception):
@@ -26,8 +29,10 @@ class Network:
     Attributes:
         name: the model directory.
         mean, std: per channel (RGB), on pixel values from 0 to 255.
-        classes: how many logits.
-        build: ``--weights`` (None, a path, or "random") -> the module in eval mode, and its weights' origin.
+        classes: how many logits its own weights have.
+        build: ``--weights`` (None, a state dict's path, or "random") -> the module in eval mode, and its origin.
+        count: a built module -> how many logits it has; None where that never changes.
+        artifacts: what its variants load.
         takes_weights: whether ``--weights`` applies to it.
     """
 
@@ -36,6 +41,8 @@ class Network:
     std: tuple[float, float, float]
     classes: int
     build: Callable[[str | None], tuple[Any, Weights]]
+    count: Callable[[Any], int] | None = None
+    artifacts: tuple[str, ...] = (GRAPH,)
     takes_weights: bool = False
 
 
@@ -61,10 +68,7 @@ def _resnet50(weights: str | None) -> tuple[Any, Weights]:
 def _classes(state: dict[str, Any], origin: Weights) -> int:
     if "fc.weight" not in state or getattr(state["fc.weight"], "ndim", 0) != 2:
         raise PrepareError(f"{origin.source} is not a torchvision ResNet-50 state dict: it has no matrix fc.weight")
-    classes = int(state["fc.weight"].shape[0])
-    if classes != 1000:
-        raise PrepareError(f"{origin.source} has {classes} classes, and resnet50_trt/config.pbtxt declares 1000")
-    return classes
+    return int(state["fc.weight"].shape[0])
 
 
 def _efficientnet_lite0(weights: str | None) -> tuple[Any, Weights]:
@@ -89,6 +93,8 @@ NETWORKS = {
             std=(0.229 * 255, 0.224 * 255, 0.225 * 255),
             classes=1000,
             build=_resnet50,
+            count=lambda module: int(module.fc.out_features),
+            artifacts=(GRAPH, SCRIPT),
             takes_weights=True,
         ),
         # EfficientNet-Lite's recipe: (x - 127) / 128.

@@ -5,114 +5,270 @@ from __future__ import annotations
 import hashlib
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from triton_vision.export import artifact
-from triton_vision.export.networks import NETWORKS, Network, PrepareError
-from triton_vision.export.weights import IMAGENET1K_V1, WeightsError
+from triton_vision.export.fork import declared_classes, fork, read_labels
+from triton_vision.export.networks import GRAPH, INPUT, NETWORKS, OUTPUT, SCRIPT, SIDE, Network, PrepareError
+from triton_vision.export.weights import IMAGENET1K_V1, WeightsError, sha256
 
-# Raised whenever the exported graph changes for the same weights and tools.
-EXPORTER = 1
-ARTIFACT = "model.onnx"
+if TYPE_CHECKING:
+    from triton_vision.export.check import Difference
+    from triton_vision.export.source import Normalisation, Source
+
+# Raised whenever an artifact or its sidecar changes for the same weights and tools.
+EXPORTER = 2
+PRECISIONS = ("fp32", "fp16", "int8")
 DONE, SOME_FAILED, NOTHING_DONE = 0, 1, 2
 
 
-def prepare(repository: Path, names: Sequence[str], weights: str | None, *, force: bool = False) -> int:
-    """Makes each model's ``1/model.onnx``; prints a line for each.
+@dataclass(frozen=True)
+class Options:
+    """What ``prepare`` is asked for.
+
+    Attributes:
+        weights: a state dict, TorchScript or ONNX file's path, ``random``, or None for each network's own.
+        precision: of the ONNX graph, and so of a TensorRT plan made from it.
+        calibration: a ``.npy`` file of UINT8 pixels ``[N, 224, 224, 3]``; INT8 needs it.
+        labels: a file with a label on each line, for ``into``.
+        into: a directory for a repository of its own, for a network with other classes.
+        mean, std: on [0, 1], instead of the network's own; empty for those.
+        force: make artifacts that are up to date, too.
+    """
+
+    weights: str | None = None
+    precision: str = "fp32"
+    calibration: Path | None = None
+    labels: Path | None = None
+    into: Path | None = None
+    mean: tuple[float, ...] = ()
+    std: tuple[float, ...] = ()
+    force: bool = False
+
+
+def prepare(repository: Path, names: Sequence[str], options: Options | None = None) -> int:
+    """Makes each model's artifacts in its directory ``1``; prints a line for each.
 
     Args:
         repository: the model repository.
         names: the models; none means every network that the repository has a directory for.
-        weights: a state dict's path, ``random``, or None for each network's own; only for those that take weights.
-        force: make them even where they are up to date.
+        options: what is asked for; weights and all that goes with them concern only networks that take weights.
 
     Returns:
         0 all are there, 1 some are missing, 2 none is there.
     """
+    options = options or Options()
     unknown = [name for name in names if name not in NETWORKS]
     if unknown:
-        _complain(f"there is nothing to prepare for {unknown[0]!r}; there is for: {', '.join(NETWORKS)}")
-        return NOTHING_DONE
+        return _complain(f"there is nothing to prepare for {unknown[0]!r}; there is for: {', '.join(NETWORKS)}")
     chosen = [NETWORKS[name] for name in dict.fromkeys(names)] or list(NETWORKS.values())
     chosen = [network for network in chosen if (repository / network.name).is_dir()]
+    if options.into is not None and not names:
+        chosen = [network for network in chosen if network.takes_weights]
     if not chosen:
-        _complain(f"{repository} has no directory for {' or '.join(names or NETWORKS)}; name one with --repository")
-        return NOTHING_DONE
-    if weights and not any(network.takes_weights for network in chosen):
-        _complain(f"--weights is for resnet50_trt, and only {', '.join(n.name for n in chosen)} was asked for")
-        return NOTHING_DONE
-    done = [_attempt(repository, network, weights if network.takes_weights else None, force) for network in chosen]
+        return _complain(
+            f"{repository} has no directory for {' or '.join(names or NETWORKS)}; name one with --repository"
+        )
+    if (options.weights or options.into) and not any(network.takes_weights for network in chosen):
+        return _complain(f"--weights is for resnet50_trt, and only {', '.join(n.name for n in chosen)} was asked for")
+    if options.into is not None and (len(chosen) != 1 or not options.weights or options.labels is None):
+        return _complain("--into makes a repository for one network: name its --weights FILE and its --labels FILE")
+    if options.labels is not None and options.into is None:
+        return _complain("--labels belongs to a repository of its own: name a directory for it with --into DIR")
+    if options.precision == "int8" and options.calibration is None:
+        return _complain("int8 needs images to calibrate on: name a folder of some 100 with --calibration FOLDER")
+    plain = Options(precision=options.precision, calibration=options.calibration, force=options.force)
+    done = [_attempt(repository, network, options if network.takes_weights else plain) for network in chosen]
     return DONE if all(done) else SOME_FAILED if any(done) else NOTHING_DONE
 
 
-def _attempt(repository: Path, network: Network, weights: str | None, force: bool) -> bool:
-    path = repository / network.name / "1" / ARTIFACT
+def _attempt(repository: Path, network: Network, options: Options) -> bool:
+    folder = (options.into or repository) / network.name / "1"
     try:
-        _make(path, network, weights, force)
+        _make(repository, network, options)
     except Exception as error:  # noqa: BLE001 - one model's failure must not cost the others
         known = isinstance(error, (PrepareError, WeightsError))
         why = str(error) if known else f"{type(error).__name__}: {error}".strip().split("\n")[0]
         print(f"{network.name}: not made: {why}", flush=True)
-        present = artifact.read(path)
-        if present:
-            print(f"{network.name}: the {ARTIFACT} that is there stays, from {present['weights_source']}", flush=True)
+        for name in network.artifacts:
+            present = artifact.read(folder / name)
+            if present:
+                print(f"{network.name}: the {name} that is there stays, from {present['weights_source']}", flush=True)
         return False
     return True
 
 
-def _make(path: Path, network: Network, weights: str | None, force: bool) -> None:
-    artifact.remove_stale(path)
-    present = {} if force else artifact.read(path)
-    if weights is None and present.get("weights") == "file":
-        _keep(network, present)  # somebody's own weights are not replaced by published ones unless asked for
+def _make(repository: Path, network: Network, options: Options) -> None:
+    folder = (options.into or repository) / network.name / "1"
+    present = {name: artifact.read(folder / name) for name in network.artifacts}
+    for name in present:
+        artifact.remove_stale(folder / name)
+    if options.weights is None and not options.force and _stays(network, options, present):
         return
-    if weights is None and present.get("weights") == IMAGENET1K_V1.kind and _up_to_date(present):
-        _keep(network, present)  # whose digest is known without the download
-        return
-    module, origin = network.build(weights)
 
     from triton_vision.export import graph
+    from triton_vision.export.source import Normalisation, open_source
 
-    made_with = {"exporter": EXPORTER, **graph.versions()}
-    same = present.get("weights") == origin.kind and present.get("weights_sha256") == origin.sha256
-    if same and present.get("tools") == made_with:
-        _keep(network, present)
-        return
-    print(f"{network.name}: exporting from {origin.source} …", flush=True)
-    whole = graph.FromPixels(module, network.mean, network.std).eval()
-    try:
-        content = graph.export(whole)
-        difference = graph.compare(whole, content)
-    except graph.GraphError as error:
-        raise PrepareError(str(error)) from None
-    description = {
-        "sha256": hashlib.sha256(content).hexdigest(),
-        "weights": origin.kind,
-        "weights_source": origin.source,
-        "weights_sha256": origin.sha256,
-        "opset": graph.OPSET,
-        "max_abs_logit_difference": difference,
-        "tools": made_with,
-    }
-    path.parent.mkdir(parents=True, exist_ok=True)
-    artifact.write(path, content, description)
-    print(
-        f"{network.name}: made {path.parent.name}/{path.name} ({len(content) / 1e6:.1f} MB) from {origin.source}; "
-        f"logits differ from PyTorch's by at most {difference:.2g}",
-        flush=True,
+    normalisation = Normalisation(
+        tuple(255 * value for value in options.mean) or network.mean, tuple(255 * v for v in options.std) or network.std
+    )
+    source = open_source(network, options.weights, normalisation)
+    _fit(repository, network, options, source)
+    folder.mkdir(parents=True, exist_ok=True)
+    tools = {"exporter": EXPORTER, **graph.versions()}
+    for name in network.artifacts:
+        wanted = _identity(name, source, normalisation, options, tools)
+        path = folder / name
+        if not options.force and present[name] and {key: present[name].get(key) for key in wanted} == wanted:
+            _keep(network, name, present[name])
+        elif name == SCRIPT and source.module is None:
+            # What was made of other weights would answer otherwise than the graph beside it.
+            if path.exists():
+                path.unlink()
+                path.with_name(path.name + artifact.SIDECAR).unlink(missing_ok=True)
+                print(f"{network.name}: removed {name}, which is of other weights; an ONNX file makes none", flush=True)
+        else:
+            print(f"{network.name}: exporting {name} from {source.origin.source} …", flush=True)
+            content, found = _export(name, source, options)
+            description = {"sha256": hashlib.sha256(content).hexdigest(), **wanted, "tensors": _tensors(source.classes)}
+            if found is not None:
+                description["max_abs_logit_difference"] = found.largest
+                description["label_agreement"] = f"{found.agreeing} of {found.images}"
+            artifact.write(path, content, description)
+            print(
+                f"{network.name}: made {folder.name}/{name} ({len(content) / 1e6:.1f} MB, {wanted['precision']}) from "
+                f"{source.origin.source}" + (f"; {found}" if found is not None else ""),
+                flush=True,
+            )
+
+
+def _stays(network: Network, options: Options, present: dict[str, dict[str, Any]]) -> bool:
+    """Whether, nobody having named weights, what is there is kept without looking for the network's own."""
+    graph = present[GRAPH]
+    if graph.get("weights") == "file":
+        # Somebody's own weights are not replaced by published ones unless asked for.
+        if graph.get("precision", "fp32") != options.precision:
+            raise PrepareError(f"{GRAPH} is of {graph['weights_source']}: name that again with --weights to change it")
+        for name, stated in present.items():
+            if stated:
+                _keep(network, name, stated)
+        return True
+    # The published weights' digest is known without the download.
+    current = [_is_published(stated, options) for stated in present.values()]
+    if not all(current):
+        return False
+    for name, stated in present.items():
+        _keep(network, name, stated)
+    return True
+
+
+def _is_published(stated: dict[str, Any], options: Options) -> bool:
+    from triton_vision.export import graph
+
+    precision = "fp32" if stated.get("artifact") == SCRIPT else options.precision
+    return (
+        stated.get("weights_sha256") == IMAGENET1K_V1.sha256
+        and stated["tools"] == {"exporter": EXPORTER, **graph.versions()}
+        and stated.get("precision") == precision
+        and stated.get("calibration_sha256") == _calibration(precision, options)
+        and not (options.mean or options.std)
     )
 
 
-def _complain(message: str) -> None:
+def _fit(repository: Path, network: Network, options: Options, source: Source) -> None:
+    """Makes the repository of its own, or sees to it that the network has the classes that the repository declares."""
+    if options.into is not None:
+        labels = read_labels(options.labels, source.classes) if options.labels is not None else None
+        fork(repository, network.name, options.into, source.classes, labels)
+        return
+    file = repository / network.name / "config.pbtxt"
+    declared = declared_classes(file.parent) if file.is_file() else network.classes
+    if source.classes != declared:
+        raise PrepareError(
+            f"{source.origin.source} has {source.classes} classes, and {network.name}/config.pbtxt declares "
+            f"{declared}; make a repository for it with --labels FILE --into DIR"
+        )
+
+
+def _identity(
+    name: str, source: Source, normalisation: Normalisation, options: Options, tools: dict[str, Any]
+) -> dict[str, Any]:
+    """What an artifact's sidecar says of how it was made; if all of it is the same, it need not be made again."""
+    precision = "fp32" if name == SCRIPT else options.precision
+    return {
+        "weights": source.origin.kind,
+        "weights_source": source.origin.source,
+        "weights_sha256": source.origin.sha256,
+        "precision": precision,
+        "calibration_sha256": _calibration(precision, options),
+        "normalisation": {key: list(value) for key, value in asdict(normalisation).items()},
+        "tools": tools,
+    }
+
+
+def _calibration(precision: str, options: Options) -> str:
+    return sha256(options.calibration) if precision == "int8" and options.calibration is not None else ""
+
+
+def _export(name: str, source: Source, options: Options) -> tuple[bytes, Difference | None]:
+    """An artifact's bytes, and how they differ from the module; None for an ONNX file that stays as it is."""
+    from triton_vision.export import check, graph, script
+
+    if name == SCRIPT:
+        assert source.module is not None
+        module = source.module(False)
+        content = script.export(module)
+        return content, check.compare(check.run_module(module), check.run_script(content), check.samples())
+    images = _pixels(options)
+    if source.module is None:
+        content = source.graph
+        graph.check_structure(content)
+        if options.precision == "fp32":
+            return content, None
+        if options.precision == "fp16":
+            raise PrepareError("an ONNX file's precision is its own; FP16 needs a state dict")
+        expected = check.run_graph(content)
+    else:
+        module = source.module(False)
+        expected = check.run_module(module)
+        content = graph.export(source.module(True) if options.precision == "fp16" else module)
+    if options.precision == "int8":
+        from triton_vision.export.quantize import quantize
+
+        content = quantize(content, images)
+        graph.check_structure(content)
+    return content, check.compare(expected, check.run_graph(content), check.samples(images), options.precision)
+
+
+def _pixels(options: Options) -> Any:
+    """The calibration's pixels; None without any.
+
+    Raises:
+        PrepareError: they are not UINT8 pixels.
+    """
+    if options.calibration is None:
+        return None
+    import numpy as np
+
+    pixels = np.load(options.calibration, allow_pickle=False)
+    if pixels.dtype != np.uint8 or pixels.ndim != 4 or pixels.shape[1:] != (SIDE, SIDE, 3) or not len(pixels):
+        raise PrepareError(f"{options.calibration.name} holds no UINT8 pixels [N, {SIDE}, {SIDE}, 3]")
+    return pixels
+
+
+def _tensors(classes: int) -> dict[str, Any]:
+    return {
+        "input": [{"name": INPUT, "datatype": "UINT8", "dims": [SIDE, SIDE, 3]}],
+        "output": [{"name": OUTPUT, "datatype": "FP32", "dims": [classes]}],
+    }
+
+
+def _complain(message: str) -> int:
     print(f"error: {message}", file=sys.stderr)
+    return NOTHING_DONE
 
 
-def _up_to_date(present: dict[str, object]) -> bool:
-    from triton_vision.export import graph
-
-    made_with = {"exporter": EXPORTER, **graph.versions()}
-    return present["weights_sha256"] == IMAGENET1K_V1.sha256 and present["tools"] == made_with
-
-
-def _keep(network: Network, present: dict[str, object]) -> None:
-    print(f"{network.name}: {ARTIFACT} is up to date, from {present['weights_source']}", flush=True)
+def _keep(network: Network, name: str, present: dict[str, Any]) -> None:
+    print(f"{network.name}: {name} is up to date, from {present['weights_source']}", flush=True)

@@ -43,12 +43,14 @@ class Model:
         config: the parsed configuration (``inference.ModelConfig``), None where there is none to read.
         config_file: the file it was read from, relative to ``path``; empty without one.
         problem: why the configuration cannot be read; empty if it can.
+        beside: a directory that may hold further artifacts, as ``VERSION/FILE``; None without one.
     """
 
     path: Path
     config: Any
     config_file: str
     problem: str = ""
+    beside: Path | None = None
 
     @property
     def name(self) -> str:
@@ -107,21 +109,36 @@ class Model:
         listed = self.config.parameters["artifacts"].string_value
         return [name for name in (part.strip() for part in listed.split(",")) if name]
 
-    def missing_artifacts(self) -> list[str]:
-        """The files, relative to the model directory, without which this model would not load."""
+    def wanted_artifacts(self) -> list[str]:
+        """The names of the files that a version of this model needs: what its backend loads, and the further ones."""
         if self.is_ensemble:
             return []
-        wanted: list[str] = []
         default = DEFAULT_ARTIFACT.get(self.backend, "")
         if self.config is not None:
             default = self.config.default_model_filename or default
-            wanted += self.extra_artifacts()
-        if default:
-            wanted.insert(0, default)
+        return [default, *self.extra_artifacts()] if default else self.extra_artifacts()
+
+    def artifact(self, version: Path, name: str) -> Path:
+        """Where a version's file is, or would be: in the repository, or else in the directory ``beside`` it."""
+        here = version / name
+        if self.beside is not None and not here.exists():
+            there = self.beside / version.name / name
+            if there.exists():
+                return there
+        return here
+
+    def missing_artifacts(self) -> list[str]:
+        """The files, relative to the model directory, without which this model would not load."""
+        wanted = self.wanted_artifacts()
         versions = self.served_versions()
         if not versions:
             return [f"1/{name}" for name in wanted]
-        return [f"{folder.name}/{name}" for folder in versions for name in wanted if not (folder / name).exists()]
+        return [
+            f"{folder.name}/{name}"
+            for folder in versions
+            for name in wanted
+            if not self.artifact(folder, name).exists()
+        ]
 
     def is_image_ensemble(self) -> bool:
         """Whether it takes one encoded file as ``IMAGE`` and answers labels, as the suite's ensembles do."""
@@ -136,22 +153,25 @@ class Model:
         )
 
 
-def read_model(path: Path, config_name: str | None) -> Model:
+def read_model(path: Path, config_name: str | None, artifacts: Path | None = None) -> Model:
     """Reads a model directory as Triton does under ``--model-config-name=config_name``.
+
+    ``artifacts`` may name a directory that holds further artifacts, as ``MODEL/VERSION/FILE``.
 
     A configuration that cannot be read is noted in ``problem``, not raised: one bad model is no reason to refuse
     the others.
     """
+    beside = artifacts / path.name if artifacts is not None else None
     file = f"configs/{config_name}.pbtxt" if config_name else "config.pbtxt"
     if not (path / file).is_file():
         file = "config.pbtxt"
     if not (path / file).is_file():
-        return Model(path, None, "")
+        return Model(path, None, "", beside=beside)
     try:
         # A newer server may know fields that this client's schema does not: Triton itself judges those.
         config = text_format.Parse(
             (path / file).read_text(encoding="utf-8"), model_config_pb2.ModelConfig(), allow_unknown_field=True
         )
     except (text_format.ParseError, UnicodeDecodeError, OSError) as error:
-        return Model(path, None, file, problem=f"{file} cannot be read: {error}")
-    return Model(path, config, file)
+        return Model(path, None, file, problem=f"{file} cannot be read: {error}", beside=beside)
+    return Model(path, config, file, beside=beside)

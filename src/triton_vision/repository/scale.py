@@ -14,7 +14,7 @@ configuration's own fields say.
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from triton_vision.cpu import threads_of, visible_cores
 from triton_vision.repository.model import Model, RepositoryError
@@ -75,7 +75,7 @@ def scaled(model: Model, cores: int | None = None) -> tuple[Model, Scale] | None
         queue.max_queue_size = _number(model.name, "queue_size", wanted["queue_size"], QUEUE_PER_CORE * cores)
     instances = sum(max(1, group.count) for group in config.instance_group) or 1
     threads = None if "threads" in parameters else threads_of(cores, instances)
-    return Model(model.path, config, model.config_file), Scale(instances, threads, queue.max_queue_size)
+    return replace(model, config=config), Scale(instances, threads, queue.max_queue_size)
 
 
 def _number(model: str, key: str, text: str, auto: int) -> int:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from triton_vision.repository import sidecar, variant
 from triton_vision.repository.model import Model, RepositoryError, read_model
-
-EMBEDDED = "embedded"
-UNKNOWN = "unknown"
 
 
 @dataclass(frozen=True)
@@ -40,17 +37,27 @@ class Selection:
         return [name for name, model in self.served.items() if member in model.steps()]
 
 
-def select(repository: Path, config_name: str | None, *, backends: frozenset[str], gpu: bool) -> Selection:
+def select(
+    repository: Path,
+    config_name: str | None,
+    *,
+    backends: frozenset[str],
+    gpu: bool,
+    artifacts: Path | None = None,
+    refused: Mapping[str, str] | None = None,
+) -> Selection:
     """Reads a repository and decides what can be served.
 
-    Left out are: models whose backend the server does not have, models without their artifacts, and ensembles with
-    any member left out.
+    Left out are: models whose backend the server does not have, models without their artifacts or with artifacts that
+    are not what their sidecars say or not what the configuration declares, and ensembles with any member left out.
 
     Args:
         repository: the directory of model directories.
-        config_name: the variant; None picks one: ``embedded`` unless the server has TensorRT and the machine a GPU.
+        config_name: the variant; None picks one for this server and machine (``variant.pick``).
         backends: the server's backends.
         gpu: whether the machine has a GPU.
+        artifacts: a directory with further artifacts, as MODEL/VERSION/FILE.
+        refused: models with a TensorRT plan that must not be used -> why.
 
     Raises:
         RepositoryError: there is no such directory, nothing in it is a model, no model has the named variant, or
@@ -63,34 +70,38 @@ def select(repository: Path, config_name: str | None, *, backends: frozenset[str
     )
     if not folders:
         raise RepositoryError(f"{repository} holds no model directories")
-    if config_name:
-        if not any((folder / "configs" / f"{config_name}.pbtxt").is_file() for folder in folders):
-            known = sorted({file.stem for folder in folders for file in folder.glob("configs/*.pbtxt")})
-            raise RepositoryError(
-                f"no model in {repository} has a configs/{config_name}.pbtxt; "
-                + (f"there are: {', '.join(known)}" if known else "none has any variant")
-            )
-    elif not (gpu and "tensorrt" in backends):
-        config_name = EMBEDDED
+    if config_name and not any((folder / "configs" / f"{config_name}.pbtxt").is_file() for folder in folders):
+        known = sorted({file.stem for folder in folders for file in folder.glob("configs/*.pbtxt")})
+        raise RepositoryError(
+            f"no model in {repository} has a configs/{config_name}.pbtxt; "
+            + (f"there are: {', '.join(known)}" if known else "none has any variant")
+        )
 
-    models = {folder.name: read_model(folder, config_name) for folder in folders}
-    left_out: dict[str, str] = {}
-    for model in models.values():
-        reason = _reason_to_leave_out(model, backends)
-        if reason:
-            left_out[model.name] = reason
+    def read(name: str | None) -> dict[str, Model]:
+        return {folder.name: read_model(folder, name, artifacts) for folder in folders}
+
+    def reason(model: Model) -> str:
+        if model.backend == "tensorrt" and refused and model.name in refused:
+            return refused[model.name]
+        return _reason_to_leave_out(model, backends)
+
+    if not config_name:
+        candidates = {name: read(name) for name in variant.ON_GPU}
+        config_name = variant.pick(candidates, reason, gpu=gpu, tensorrt="tensorrt" in backends)
+    models = read(config_name)
+    left_out = {model.name: why for model in models.values() if (why := reason(model))}
     _leave_out_ensembles(models, left_out)
     served = {name: model for name, model in models.items() if name not in left_out}
     if not served:
         reasons = "; ".join(f"{name} {why}" for name, why in left_out.items())
         raise RepositoryError(f"nothing in {repository} can be served: {reasons}")
-    origins = {name: origin for name, model in served.items() if (origin := _weights(model))}
+    origins = {name: origin for name, model in served.items() if (origin := sidecar.weights(model))}
     return Selection(
         config_name,
         served,
         left_out,
         meaningless=tuple(name for name, origin in origins.items() if origin == "random"),
-        unvouched=tuple(name for name, origin in origins.items() if origin == UNKNOWN),
+        unvouched=tuple(name for name, origin in origins.items() if origin == sidecar.UNKNOWN),
     )
 
 
@@ -103,7 +114,7 @@ def _reason_to_leave_out(model: Model, backends: frozenset[str]) -> str:
     if backend not in ("ensemble", "", *backends):
         return f"needs the backend {backend!r}, which this server does not have"
     missing = model.missing_artifacts()
-    return f"has no {' and no '.join(missing)}" if missing else ""
+    return f"has no {' and no '.join(missing)}" if missing else sidecar.problem(model)
 
 
 def _leave_out_ensembles(models: dict[str, Model], left_out: dict[str, str]) -> None:
@@ -123,25 +134,3 @@ def _leave_out_ensembles(models: dict[str, Model], left_out: dict[str, str]) -> 
                     else f"chains {gone[0]}, which is left out"
                 )
                 changed = True
-
-
-def _weights(model: Model) -> str:
-    """The kind of weights that its artifacts' sidecars state; UNKNOWN without a valid one; empty without artifacts.
-
-    A sidecar is valid for the very artifact whose SHA-256 it holds: one that was left behind, by a copy or a kill,
-    must not vouch for another artifact.
-    """
-    kinds = {_stated(folder / name) for folder in model.served_versions() for name in model.extra_artifacts()}
-    return next((kind for kind in ("random", UNKNOWN) if kind in kinds), next(iter(kinds), ""))
-
-
-def _stated(artifact: Path) -> str:
-    try:
-        sidecar = json.loads(artifact.with_name(f"{artifact.name}.json").read_text(encoding="utf-8"))
-        with artifact.open("rb") as file:
-            digest = hashlib.sha256()
-            while chunk := file.read(1 << 20):
-                digest.update(chunk)
-        return str(sidecar["weights"]) if sidecar["sha256"] == digest.hexdigest() else UNKNOWN
-    except (OSError, ValueError, KeyError, TypeError):
-        return UNKNOWN

@@ -121,8 +121,3 @@ def _embedded() -> Installation:
         libpython=libpython,
         embedded=True,
     )
-
-
-def has_gpu() -> bool:
-    """Whether an NVIDIA GPU is visible to this process (its device node, as containers and hosts both have)."""
-    return any(Path("/dev").glob("nvidia[0-9]*")) or Path("/dev/dxg").exists()

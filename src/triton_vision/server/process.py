@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TextIO
 
-from triton_vision.repository import Selection, compose, select
+from triton_vision.gpu import has_gpu
+from triton_vision.repository import Placement, Selection, compose, select
 from triton_vision.server import guard, launch, warmup
 from triton_vision.server.errors import ModelLoadError, ServerError, ServerStartError
 from triton_vision.server.index import ServerIndex
-from triton_vision.server.locate import Installation, find_installation, has_gpu
+from triton_vision.server.locate import Installation, find_installation
 from triton_vision.server.logs import LogReader, log_flags
+from triton_vision.server.plans import ensure_plans
 from triton_vision.server.ports import reachable, resolve_ports
 from triton_vision.server.rundir import RunDir
 from triton_vision.server.stubs import StubWatch
@@ -43,9 +47,11 @@ class TritonServer:
 
     Args:
         repository: a Triton model repository, anybody's. Models whose artifacts are missing are left out.
+        artifacts: a directory with further artifacts, as MODEL/VERSION/FILE; TensorRT plans are built there.
         host: the address to bind: gRPC, HTTP and metrics alike.
         http_port, grpc_port, metrics_port: 0 takes any free one.
         config_name: the core variant; None picks it for this machine.
+        placement: on which GPUs the cores run, and for whom first; None leaves that to the configurations.
         log_level: one of error, warning, info, verbose.
         log: where Triton's log goes; None keeps it for error messages only.
         shm_prefix: the Python backend's shared-memory prefix; None makes one of the gRPC port.
@@ -58,11 +64,13 @@ class TritonServer:
         self,
         repository: str | Path,
         *,
+        artifacts: str | Path | None = None,
         host: str = "127.0.0.1",
         http_port: int = 0,
         grpc_port: int = 0,
         metrics_port: int = 0,
         config_name: str | None = None,
+        placement: Placement | None = None,
         log_level: str = "warning",
         log: TextIO | None = None,
         shm_prefix: str | None = None,
@@ -71,9 +79,11 @@ class TritonServer:
         warm: bool = True,
     ) -> None:
         self.repository = Path(repository)
+        self.artifacts = Path(artifacts) if artifacts is not None else None
         self.host = host
         self._wanted = {"--http-port": http_port, "--grpc-port": grpc_port, "--metrics-port": metrics_port}
         self._config_name = config_name
+        self.placement = placement
         self._log_level = log_level
         self._log_target = log
         self._shm_prefix = shm_prefix
@@ -92,17 +102,64 @@ class TritonServer:
 
     # -- starting -----------------------------------------------------------------------------------------------
 
-    def prepare(self) -> None:
+    def prepare(self, say: Callable[[str], None] | None = None) -> None:
         """Finds the server and reads the repository, so that ``selection`` can be told before anything starts.
+
+        On a machine with a GPU it also builds the TensorRT plans that are missing, which takes minutes; ``say`` is
+        told of each.
 
         Raises:
             SetupError: there is no server that could run here.
             RepositoryError: there is nothing to serve.
         """
         self._installation = find_installation()
+        backends, gpu, refused = frozenset(self._installation.backends), has_gpu(), {}
+        if gpu and self._config_name is None and "tensorrt" in backends and self.repository.is_dir():
+            refused = ensure_plans(self.repository, self.artifacts, self._stop_requested, say or _silent)
         self.selection = select(
-            self.repository, self._config_name, backends=frozenset(self._installation.backends), gpu=has_gpu()
+            self.repository, self._config_name, backends=backends, gpu=gpu, artifacts=self.artifacts, refused=refused
         )
+
+    def command(self, run: Path, ports: dict[str, int], prefix: str) -> list[str]:
+        """tritonserver's command line, with its run-time folder ``run`` filled: links, and fitted configurations."""
+        assert self._installation is not None
+        assert self.selection is not None
+        command = [
+            str(self._installation.binary),
+            f"--model-repository={compose(self.selection, run / 'models', self.placement)}",
+            f"--backend-directory={self._installation.link_backends(run)}",
+            f"--backend-config=python,shm-region-prefix-name={prefix}",
+            *(f"{option}={port}" for option, port in ports.items()),
+            *(f"--{endpoint}-address={self.host}" for endpoint in ("http", "grpc", "metrics")),
+            # A model that fails is reported by name and reason, not by a server that is simply gone.
+            "--exit-on-error=false",
+            f"--exit-timeout-secs={EXIT_TIMEOUT_S}",
+            f"--grpc-infer-allocation-pool-size={GRPC_POOL}",
+            *log_flags(self._log_level),
+        ]
+        if self.selection.config_name:
+            command.append(f"--model-config-name={self.selection.config_name}")
+        if self.placement is not None:
+            command += self.placement.options()
+        elif not has_gpu():
+            command.append("--pinned-memory-pool-byte-size=0")
+        if not has_gpu():
+            command.append("--allow-gpu-metrics=false")
+        return command + self._options
+
+    def describe(self) -> str:
+        """tritonserver's command line, and every configuration that differs from the repository's; starts nothing."""
+        if self.selection is None:
+            self.prepare()
+        assert self.selection is not None
+        with tempfile.TemporaryDirectory(prefix="triton-vision-") as folder:
+            command = self.command(Path(folder), self._wanted, self._shm_prefix or "triton_vision_")
+            lines = [shlex.join(command).replace(folder, "RUN")]
+            for name, model in self.selection.served.items():
+                file = Path(folder, "models", name, model.config_file)
+                if model.config_file and file.read_bytes() != (model.path / model.config_file).read_bytes():
+                    lines += [f"# {name}/{model.config_file}", file.read_text(encoding="utf-8").strip()]
+        return "\n".join(lines)
 
     def start(self) -> TritonServer:
         """Starts the server and waits until it serves.
@@ -122,7 +179,7 @@ class TritonServer:
         self.metrics_address = reachable(self.host, ports["--metrics-port"])
         self._run = RunDir(prefix)
         try:
-            self._spawn(self._installation, self.selection, ports)
+            self._spawn(self._installation, ports)
             self._wait_ready()
             if self._warm:
                 self._send_one_image(self.selection)
@@ -131,27 +188,10 @@ class TritonServer:
             raise
         return self
 
-    def _spawn(self, installation: Installation, selection: Selection, ports: dict[str, int]) -> None:
+    def _spawn(self, installation: Installation, ports: dict[str, int]) -> None:
         assert self._run is not None
         run = self._run.path
-        command = [
-            str(installation.binary),
-            f"--model-repository={compose(selection, run / 'models')}",
-            f"--backend-directory={installation.link_backends(run)}",
-            f"--backend-config=python,shm-region-prefix-name={self._run.prefix}",
-            *(f"{option}={port}" for option, port in ports.items()),
-            *(f"--{endpoint}-address={self.host}" for endpoint in ("http", "grpc", "metrics")),
-            # A model that fails is reported by name and reason, not by a server that is simply gone.
-            "--exit-on-error=false",
-            f"--exit-timeout-secs={EXIT_TIMEOUT_S}",
-            f"--grpc-infer-allocation-pool-size={GRPC_POOL}",
-            *log_flags(self._log_level),
-        ]
-        if selection.config_name:
-            command.append(f"--model-config-name={selection.config_name}")
-        if not has_gpu():
-            command += ["--pinned-memory-pool-byte-size=0", "--allow-gpu-metrics=false"]
-        command += self._options
+        command = self.command(run, ports, self._run.prefix)
         isolated = (sys.executable, "-I", "-S")
 
         self._process = subprocess.Popen(
@@ -295,3 +335,8 @@ class TritonServer:
 
 def _describe(code: int) -> str:
     return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+
+
+def _silent(line: str) -> None:
+    """Takes a line that nobody asked for."""
+    del line

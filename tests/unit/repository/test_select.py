@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -55,16 +56,6 @@ def test_every_config_parses_with_the_official_protobuf(path: Path) -> None:
         assert policy.allow_timeout_override
         if config.name.startswith("preprocess"):
             assert policy.max_queue_size >= 256
-
-
-def test_the_gpu_config_is_tensorrt() -> None:
-    config: Any = read_model(ROOT / "model_repository" / "resnet50_trt", None).config
-    assert config.backend == "tensorrt"
-    assert config.instance_group[0].kind == model_config_pb2.ModelInstanceGroup.KIND_GPU
-    embedded = read_model(ROOT / "model_repository" / "resnet50_trt", "embedded").config
-    for field in ("input", "output"):
-        ours, theirs = getattr(config, field)[0], getattr(embedded, field)[0]
-        assert (ours.name, ours.data_type, list(ours.dims)) == (theirs.name, theirs.data_type, list(theirs.dims))
 
 
 def test_missing_artifacts_and_what_chains_them_are_left_out(tmp_path: Path) -> None:
@@ -150,7 +141,7 @@ def test_weights_are_known_by_a_sidecar_of_that_very_artifact(tmp_path: Path) ->
     model(tmp_path, "chain", ensemble("core"))
     sidecar, digest = folder / "1" / "model.onnx.json", hashlib.sha256(b"").hexdigest()
     assert (chosen(tmp_path).meaningless, chosen(tmp_path).unvouched) == ((), ("core",))
-    for text in ("no json", "[]", "{}", json.dumps({"weights": "package", "sha256": "of another"})):
+    for text in ("no json", "[]", "{}", json.dumps({"weights": "package"})):
         sidecar.write_text(text)
         assert (chosen(tmp_path).meaningless, chosen(tmp_path).unvouched) == ((), ("core",))
     sidecar.write_text(json.dumps({"weights": "random", "sha256": digest}))
@@ -158,6 +149,126 @@ def test_weights_are_known_by_a_sidecar_of_that_very_artifact(tmp_path: Path) ->
     sidecar.write_text(json.dumps({"weights": "package", "sha256": digest}))
     assert (chosen(tmp_path).meaningless, chosen(tmp_path).unvouched) == ((), ())
     assert chosen(tmp_path).ensembles_over("core") == ["chain"]
+
+
+TENSORS = {
+    "input": [{"name": "INPUT__0", "datatype": "UINT8", "dims": [224, 224, 3]}],
+    "output": [{"name": "OUTPUT__0", "datatype": "FP32", "dims": [1000]}],
+}
+
+
+def core(repository: Path, *artifacts: str, tensors: dict[str, Any] = TENSORS) -> Path:
+    """The shipped core's directory with artifacts that hold nothing, and sidecars that describe them."""
+    folder = repository / "resnet50_trt"
+    shutil.copytree(ROOT / "model_repository" / "resnet50_trt", folder, ignore=shutil.ignore_patterns("1"))
+    (folder / "1").mkdir()
+    (folder / "1" / "model.py").touch()
+    for name in artifacts:
+        (folder / "1" / name).touch()
+        stated = {"weights": "file", "sha256": hashlib.sha256(b"").hexdigest(), "tensors": tensors}
+        (folder / "1" / f"{name}.json").write_text(json.dumps(stated))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("backends", "gpu", "artifacts", "variant"),
+    [
+        (ALL, True, ("model.plan", "model.pt", "model.onnx"), None),
+        (ALL, True, ("model.pt", "model.onnx"), "libtorch"),
+        (ALL, True, ("model.onnx",), "onnxruntime"),
+        (ALL - {"tensorrt"}, True, ("model.plan", "model.pt", "model.onnx"), "libtorch"),
+        (PYTHON, True, ("model.plan", "model.pt", "model.onnx"), "embedded"),
+        (ALL, False, ("model.plan", "model.pt", "model.onnx"), "onnxruntime"),
+        (ALL, False, ("model.plan", "model.pt"), "libtorch"),
+        (PYTHON, False, ("model.plan", "model.pt", "model.onnx"), "embedded"),
+    ],
+)
+def test_the_variant_that_server_machine_and_artifacts_can_run(
+    tmp_path: Path, backends: frozenset[str], gpu: bool, artifacts: tuple[str, ...], variant: str | None
+) -> None:
+    core(tmp_path, *artifacts)
+    selection = chosen(tmp_path, backends, gpu=gpu)
+    assert selection.config_name == variant
+    assert "resnet50_trt" in selection.served
+
+
+def test_without_artifacts_the_machine_s_own_variant_says_what_is_missing(tmp_path: Path) -> None:
+    core(tmp_path)
+    model(tmp_path, "other", 'backend: "python"', "1/model.py")
+    assert chosen(tmp_path, ALL, gpu=True).left_out == {"resnet50_trt": "has no 1/model.plan"}
+    assert chosen(tmp_path, ALL).left_out == {"resnet50_trt": "has no 1/model.onnx"}
+
+
+@pytest.mark.parametrize("name", [None, "libtorch", "onnxruntime", "embedded"])
+def test_every_variant_of_the_core_agrees_on_what_callers_see(name: str | None) -> None:
+    config: Any = read_model(ROOT / "model_repository" / "resnet50_trt", name).config
+    (given,), (answer,) = config.input, config.output
+    assert (given.name, given.data_type, list(given.dims)) == ("INPUT__0", model_config_pb2.TYPE_UINT8, [224, 224, 3])
+    assert (answer.name, answer.data_type, list(answer.dims)) == ("OUTPUT__0", model_config_pb2.TYPE_FP32, [1000])
+    assert config.dynamic_batching.max_queue_delay_microseconds > 0
+    assert config.dynamic_batching.default_queue_policy.default_timeout_microseconds > 0
+    assert config.version_policy.WhichOneof("policy_choice") == "latest"
+    assert config.instance_group
+    for sample in config.model_warmup:
+        (name_of, value), *rest = sample.inputs.items()
+        assert not rest
+        assert (name_of, value.data_type, list(value.dims)) == (given.name, given.data_type, list(given.dims))
+        assert 1 <= sample.batch_size <= config.max_batch_size
+    assert len(config.model_warmup) >= 1
+    kind = config.instance_group[0].kind
+    group = model_config_pb2.ModelInstanceGroup
+    assert kind == {None: group.KIND_GPU, "embedded": group.KIND_CPU}.get(name, group.KIND_AUTO)
+
+
+def test_an_artifact_that_is_not_its_sidecar_s_is_left_out(tmp_path: Path) -> None:
+    folder = core(tmp_path, "model.pt")
+    model(tmp_path, "other", 'backend: "python"', "1/model.py")
+    assert chosen(tmp_path, ALL, "libtorch").left_out == {}
+    (folder / "1" / "model.pt").write_bytes(b"half")
+    assert "1/model.pt is not the file that 1/model.pt.json describes" in chosen(tmp_path, ALL, "libtorch").left_out[
+        "resnet50_trt"
+    ]  # fmt: skip
+    (folder / "1" / "model.pt.json").unlink()  # somebody's own file
+    assert chosen(tmp_path, ALL, "libtorch").left_out == {}
+
+
+@pytest.mark.parametrize(
+    ("field", "entry", "says"),
+    [
+        ("output", {"name": "OUTPUT__0", "datatype": "FP32", "dims": [10]}, "its outputs are OUTPUT__0 FP32 [10]"),
+        ("output", {"name": "logits", "datatype": "FP32", "dims": [1000]}, "its outputs are logits FP32 [1000]"),
+        ("input", {"name": "INPUT__0", "datatype": "FP32", "dims": [3, 224, 224]}, "its inputs are INPUT__0 FP32"),
+    ],
+)
+def test_tensors_that_the_backend_would_not_check(tmp_path: Path, field: str, entry: Any, says: str) -> None:
+    core(tmp_path, "model.pt", tensors={**TENSORS, field: [entry]})
+    model(tmp_path, "other", 'backend: "python"', "1/model.py")
+    why = chosen(tmp_path, ALL, "libtorch").left_out["resnet50_trt"]
+    assert says in why
+    assert "configs/libtorch.pbtxt" in why
+
+
+def test_artifacts_in_a_directory_beside_the_repository(tmp_path: Path) -> None:
+    core(tmp_path / "r", "model.onnx")
+    beside = tmp_path / "artifacts" / "resnet50_trt" / "1"
+    beside.mkdir(parents=True)
+    (beside / "model.plan").write_bytes(b"a plan")
+
+    def selected(artifacts: Path | None) -> Selection:
+        return select(tmp_path / "r", None, backends=ALL, gpu=True, artifacts=artifacts)
+
+    assert selected(None).config_name == "onnxruntime"
+    selection = selected(tmp_path / "artifacts")
+    assert selection.config_name is None
+    folder = compose(selection, tmp_path / "links")
+    assert (folder / "resnet50_trt" / "1" / "model.plan").read_bytes() == b"a plan"
+    assert (folder / "resnet50_trt" / "1" / "model.onnx").is_file()
+    assert (folder / "resnet50_trt" / "configs" / "libtorch.pbtxt").is_file()
+    refused = {"resnet50_trt": "its plan was built for another GPU"}
+    again = select(tmp_path / "r", None, backends=ALL, gpu=True, artifacts=tmp_path / "artifacts", refused=refused)
+    assert again.config_name == "onnxruntime"
+    named = select(tmp_path / "r", "onnxruntime", backends=ALL, gpu=True, refused=refused)
+    assert named.left_out == {}
 
 
 def test_links_hold_just_what_is_served(tmp_path: Path) -> None:
