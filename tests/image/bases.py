@@ -24,6 +24,7 @@ SITE_PACKAGES = f"lib/python{PYTHON}/site-packages"
 TRITON = f"""
 FROM {{system}}
 COPY tritonserver /opt/tritonserver
+RUN echo {SERVER_VERSION} > /opt/tritonserver/TRITON_VERSION
 ENV PATH=/opt/tritonserver/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin \\
     LD_LIBRARY_PATH=/opt/tritonserver/lib \\
     TRITON_SERVER_VERSION={SERVER_VERSION}

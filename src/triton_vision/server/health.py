@@ -27,10 +27,11 @@ DEFAULT_URL, DEFAULT_MODEL = "http://127.0.0.1:8000", "ensemble"
 # Below the time that the image's HEALTHCHECK and Kubernetes probes should allow.
 DEFAULT_TIMEOUT_S = 15.0
 READY_TIMEOUT_S = 5.0
-# What Triton answers when a Python model's process has died, or a model of the chain is gone.
+# What Triton answers when a Python model's process has died, a model of the chain is gone, or the GPU has failed for
+# good: none of it mends itself.
 BROKEN = re.compile(
-    r"is not healthy|stub process|failed to receive message|unexpectedly|"
-    r"(request for unknown model|has no available versions|is not ready|is unavailable)",
+    r"is not healthy|stub process|request for unknown model|has no available versions|"
+    r"cuda error|illegal memory access|unspecified launch failure",
     re.IGNORECASE,
 )
 # What it answers when there is more work than it can do; looked for first.
