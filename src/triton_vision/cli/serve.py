@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import signal
 import sys
+from collections.abc import Callable
 from types import FrameType
 
 from triton_vision.cli.paths import add_repository_option, find_repository
@@ -62,6 +63,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def run(args: argparse.Namespace) -> int:
     """Serves until a signal; 0 after a clean end, 2 if it could not serve."""
+    # First of all: the rest takes a second to import, and the first process of a container is not ended by a signal
+    # that it has no handler for.
+    signals = Signals()
     from triton_vision.gpu import visible_gpus
     from triton_vision.repository import RepositoryError, check_gpus, parse_placement, scaled
     from triton_vision.server import ServerError, TritonServer
@@ -90,16 +94,11 @@ def run(args: argparse.Namespace) -> int:
         log=sys.stderr,
         shm_prefix=args.shm_prefix,
     )
-    asked: list[int] = []
-
-    def end(number: int, frame: FrameType | None) -> None:  # noqa: ARG001 - the signature of a signal handler
-        asked.append(number)
-        server.request_stop()
-
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) != signal.SIG_IGN:  # as under nohup
-            signal.signal(number, end)
+    signals.then(server.request_stop)
     try:
+        complaint = _driver_complaint()
+        if complaint:
+            print(f"warning: {complaint}", flush=True)
         server.prepare(say=lambda line: print(f"plan: {line}", flush=True))
         assert server.selection is not None
         for name, why in server.selection.left_out.items():
@@ -128,11 +127,44 @@ def run(args: argparse.Namespace) -> int:
             )
             server.wait()
     except (RepositoryError, ServerError) as error:
-        if asked:
+        if signals.asked:
             return 0  # it was told to end before it was ready
         print(f"error: {error}", file=sys.stderr)
         return 2
     return 0
+
+
+class Signals:
+    """SIGINT, SIGTERM and SIGHUP: noted from the moment this is made, and passed on once it is known to whom."""
+
+    def __init__(self) -> None:
+        self.asked = False
+        self._stop: Callable[[], None] | None = None
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(number) != signal.SIG_IGN:  # as under nohup
+                signal.signal(number, self._note)
+
+    def then(self, stop: Callable[[], None]) -> None:
+        """Calls ``stop`` at a signal, also for one that has come already."""
+        self._stop = stop
+        if self.asked:
+            stop()
+
+    def _note(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002 - the signature of a signal handler
+        self.asked = True
+        if self._stop is not None:
+            self._stop()
+
+
+def _driver_complaint() -> str:
+    """What is wrong with the GPU's driver for the server in /opt/tritonserver; empty if nothing is known to be."""
+    from triton_vision.gpu import visible_gpus
+    from triton_vision.server.locate import SYSTEM_HOME
+    from triton_vision.server.releases import check_driver, read_driver, read_server_version
+
+    driver = read_driver()
+    gpus = visible_gpus() if driver else []
+    return check_driver(read_server_version(SYSTEM_HOME), driver, gpus[0].name if gpus else "") if driver else ""
 
 
 def _mend(name: str, why: str) -> str:
