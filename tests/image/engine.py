@@ -20,6 +20,8 @@ KEPT = ROOT / "build" / "image"
 # Debian's client of the same version as the engine: it speaks BuildKit without a plugin.
 DOCKER = "/usr/bin/docker"
 START_S = 60.0
+# With the process's number behind, by which what a killed run has left is told from what a running one uses.
+RUN_PREFIX, BRIDGE_PREFIX = "triton-vision-docker-", "tvs"
 # Addresses of containers: a private network, and of it a part that other engines do not take by default.
 NETWORK = "10.213.{}.1/24"
 
@@ -38,8 +40,8 @@ class Engine:
     def __init__(self) -> None:
         KEPT.mkdir(parents=True, exist_ok=True)
         # Paths of sockets may have 107 characters, and the checkout may lie deep.
-        self._run = Path(tempfile.mkdtemp(prefix="triton-vision-docker-"))
-        self._bridge = f"tvs{os.getpid()}"
+        self._run = Path(tempfile.mkdtemp(prefix=f"{RUN_PREFIX}{os.getpid()}-"))
+        self._bridge = f"{BRIDGE_PREFIX}{os.getpid()}"
         self._daemon: subprocess.Popen[bytes] | None = None
         self._log = KEPT / "dockerd.log"
         self.host = f"unix://{self._run}/sock"
@@ -70,6 +72,7 @@ class Engine:
             raise EngineError("a Docker engine of the tests' own needs root: run make test-image as root")
         subprocess.run([ROOT / "scripts" / "image" / "packages"], check=True)
         self._end_stale()
+        sweep()
         self._make_bridge()
         command = [
             # Whoever kills this process ends the engine, too, and with it the containers.
@@ -169,3 +172,13 @@ class Engine:
     def has_image(self, tag: str) -> bool:
         """Whether there is an image of that name."""
         return self.try_docker("image", "inspect", tag).returncode == 0
+
+
+def sweep() -> None:
+    """Removes the bridges and folders of runs that were killed."""
+    for bridge in Path("/sys/class/net").glob(f"{BRIDGE_PREFIX}[0-9]*"):
+        if not Path("/proc", bridge.name.removeprefix(BRIDGE_PREFIX)).exists():
+            subprocess.run(["ip", "link", "delete", bridge.name], capture_output=True, check=False)
+    for folder in Path(tempfile.gettempdir()).glob(f"{RUN_PREFIX}[0-9]*-*"):
+        if not Path("/proc", folder.name.removeprefix(RUN_PREFIX).split("-")[0]).exists():
+            shutil.rmtree(folder, ignore_errors=True)
