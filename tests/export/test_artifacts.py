@@ -132,6 +132,7 @@ def test_precisions(repository: Path, tmp_path: Path, precision: str, capsys: py
     kinds = {tensor.data_type for tensor in model.graph.initializer}
     assert (onnx.TensorProto.FLOAT16 if precision == "fp16" else onnx.TensorProto.INT8) in kinds
     if precision == "int8":
+        assert [entry.domain for entry in model.opset_import] == [""]
         quantized = [node for node in model.graph.node if node.op_type == "QuantizeLinear"]
         assert quantized
         points = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in model.graph.initializer}

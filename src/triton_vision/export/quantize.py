@@ -65,4 +65,9 @@ def quantize(graph: bytes, pixels: Any) -> bytes:
             },
         )
         model = onnx.load(str(done))
+    # The optimizer declares every operator set that it knows; other engines ask what they are.
+    used = {node.domain for node in model.graph.node}
+    kept = [entry for entry in model.opset_import if entry.domain in used]
+    del model.opset_import[:]
+    model.opset_import.extend(kept)
     return bytes(model.SerializeToString())
