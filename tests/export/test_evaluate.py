@@ -6,6 +6,7 @@ import json
 import struct
 import subprocess
 import sys
+import warnings
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -88,12 +89,10 @@ def test_what_is_not_on_the_list_is_not_opened_and_what_is_too_large_not_decoded
         read_pixels(str(tmp_path / "bomb.png"), RECIPE)
 
 
-class Brightness(torch.nn.Module):
+def brightness(pixels: Any) -> Any:
     """UINT8 ``[N, 224, 224, 3]`` to as many logits as there are ranges of brightness."""
-
-    def forward(self, pixels: Any) -> Any:
-        grey = pixels.to(torch.float32).mean(dim=(1, 2, 3))
-        return -((grey[:, None] - torch.arange(0, 256, 8)) ** 2) / 64
+    grey = pixels.astype(np.float32).mean(axis=(1, 2, 3))
+    return -((grey[:, np.newaxis] - np.arange(0, 256, 8, dtype=np.float32)) ** 2) / 64
 
 
 def test_answers_keep_their_order_and_the_bad_ones_their_place(tmp_path: Path) -> None:
@@ -105,7 +104,7 @@ def test_answers_keep_their_order_and_the_bad_ones_their_place(tmp_path: Path) -
         else:
             Image.new("RGB", (240, 230), (number * 6,) * 3).save(path)
         paths.append(str(path))
-    answers = list(evaluate.evaluate(Brightness(), paths, RECIPE, batch=8))
+    answers = list(evaluate.evaluate(brightness, paths, RECIPE, batch=8))
     for number, answer in enumerate(answers):
         if number % 7 == 3:
             assert answer["refused"].startswith("UnidentifiedImageError: ")
@@ -127,7 +126,7 @@ def test_files_are_read_as_they_are_needed(tmp_path: Path) -> None:
             asked += 1
             yield str(tmp_path / "a.png")
 
-    answers = evaluate.evaluate(Brightness(), endless(), RECIPE, batch=4)
+    answers = evaluate.evaluate(brightness, endless(), RECIPE, batch=4)
     for _ in range(10):
         next(answers)
     assert asked <= 16
@@ -137,12 +136,43 @@ def test_files_are_read_as_they_are_needed(tmp_path: Path) -> None:
 def test_logits_that_are_no_numbers(tmp_path: Path) -> None:
     noise((300, 300)).save(tmp_path / "a.png")
 
-    class Broken(torch.nn.Module):
-        def forward(self, pixels: Any) -> Any:
-            return torch.full((len(pixels), 8), float("nan"))
+    def broken(pixels: Any) -> Any:
+        return np.full((len(pixels), 8), np.nan, np.float32)
 
     with pytest.raises(EvaluateError, match="not finite"):
-        list(evaluate.evaluate(Broken(), [str(tmp_path / "a.png")], RECIPE))
+        list(evaluate.evaluate(broken, [str(tmp_path / "a.png")], RECIPE))
+
+
+@pytest.fixture(scope="module")
+def own(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One small network with five classes as TorchScript and as ONNX, both of normalised planes."""
+    torch.manual_seed(1)
+    network = torch.nn.Sequential(
+        torch.nn.Conv2d(3, 4, 8, 8),
+        torch.nn.ReLU(),
+        torch.nn.AdaptiveAvgPool2d(1),
+        torch.nn.Flatten(),
+        torch.nn.Linear(4, 5),
+    ).eval()
+    folder = tmp_path_factory.mktemp("own")
+    example = torch.zeros(2, 3, 224, 224)
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("ignore")
+        torch.jit.save(torch.jit.trace(network, example), folder / "own.pt")
+        names = {"input_names": ["x"], "output_names": ["y"], "dynamic_axes": {"x": {0: "n"}, "y": {0: "n"}}}
+        torch.onnx.export(network, (example,), folder / "own.onnx", dynamo=False, opset_version=17, **names)
+    return folder
+
+
+@pytest.mark.parametrize("file", ["own.pt", "own.onnx"])
+def test_a_network_that_somebody_brought(own: Path, file: str) -> None:
+    run, origin = evaluate.build("resnet50_trt", str(own / file), mean=(10, 20, 30), std=(50, 60, 70))
+    assert (origin.kind, origin.source) == ("file", file)
+    pixels = np.random.default_rng(0).integers(0, 256, (3, 224, 224, 3), dtype=np.uint8)
+    planes = ((pixels - np.array([10.0, 20, 30])) / np.array([50.0, 60, 70])).transpose(0, 3, 1, 2)
+    with torch.no_grad():
+        expected = torch.jit.load(own / "own.pt")(torch.from_numpy(planes).float()).numpy()
+    np.testing.assert_allclose(run(pixels), expected, atol=1e-4)
 
 
 def run(*arguments: str, paths: tuple[str, ...] = ()) -> tuple[int, list[Any]]:

@@ -146,7 +146,7 @@ def test_what_cannot_be_done_is_one_sentence(
         "named x": run(tmp_path / "missing", server, repository),
         "mine.pth: name it with --weights FILE": run(images, server, other),
         "there is no weights file": run(images, server, other, "--weights", "missing.pth"),
-        "has its weights from the package": run(images, server, repository, *lite, "--weights", "random"),
+        "efficientnet_lite0 has weights of its own": run(images, server, repository, *lite, "--weights", "random"),
         "serves no model 'ensemble_liter'": run(images, server, _renamed(other), "--model", "ensemble_liter"),
         "--limit must be at least 1": run(images, server, repository, "--limit", 0),
         "there is no nonesuch in": run(images, server, repository, "--model", "nonesuch"),

@@ -21,11 +21,14 @@ class Origin:
         kind: ``imagenet1k_v1``, ``package``, ``random`` or ``file``.
         source: the same for a person.
         sha256: of the weights' file; empty for random ones.
+        mean, std: per channel on [0, 255], if they are stated.
     """
 
     kind: str
     source: str
     sha256: str
+    mean: tuple[float, ...] = ()
+    std: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -111,12 +114,18 @@ def _labels(model: Model) -> list[str]:
 
 def _origin(core: Path) -> Origin | None:
     """What the sidecars beside the core's artifacts say, if they agree and speak of these very artifacts."""
-    found = set()
+    weights, normalisations = set(), set()
     for file in core.glob("[0-9]*/*.json"):
         try:
             stated = json.loads(file.read_text(encoding="utf-8"))
-            if stated["sha256"] == sha256(file.with_suffix("")):
-                found.add(Origin(stated["weights"], stated["weights_source"], stated["weights_sha256"]))
+            if stated["sha256"] != sha256(file.with_suffix("")):
+                continue
+            weights.add((str(stated["weights"]), str(stated["weights_source"]), str(stated["weights_sha256"])))
+            if "normalisation" in stated:
+                numbers = stated["normalisation"]
+                normalisations.add((tuple(map(float, numbers["mean"])), tuple(map(float, numbers["std"]))))
         except (OSError, ValueError, KeyError, TypeError):
             continue
-    return found.pop() if len(found) == 1 else None
+    if len(weights) != 1 or len(normalisations) > 1:
+        return None
+    return Origin(*weights.pop(), *(normalisations.pop() if normalisations else ()))

@@ -70,6 +70,8 @@ class Module:
         self._command = [*own, python, "-m", "triton_vision.export.evaluate", chain.core, *recipe]
         if weights is not None:
             self._command.append(f"--weights={weights}")
+        if chain.origin is not None and chain.origin.mean:
+            self._command += ["--mean", *map(str, chain.origin.mean), "--std", *map(str, chain.origin.std)]
         self._paths = paths
 
     def __enter__(self) -> Module:

@@ -36,7 +36,8 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--weights",
         metavar="FILE",
-        help="what the module is built from: a state dict, or 'random'; by default what the artifact was made from",
+        help="what the artifact was made from: a state dict, a TorchScript or an ONNX file, or 'random'; found without "
+        "it unless somebody brought it along",
     )
     parser.add_argument("--no-module", action="store_true", help="measure the server alone")
     parser.add_argument("--limit", type=int, metavar="N", help="only N of the images, evenly spread")
@@ -125,7 +126,7 @@ def _module(weights: str | None, chain: Chain, paths: list[str]) -> Module:
     argument = weights_argument(chain, weights)
     if argument not in (None, "random") and not Path(argument).is_file():
         raise ModuleError(f"there is no weights file {weights}")
-    python = prepare._python_with_torch()
+    python = prepare.python_with_torch()
     if python is None:
         raise ModuleError(
             "PyTorch is not installed here: run 'make setup', name a Python that has it in "

@@ -1,6 +1,6 @@
-"""``python -m triton_vision.export.evaluate``: a network's PyTorch module on image files, by Pillow and PyTorch alone.
+"""``python -m triton_vision.export.evaluate``: the module that a core was made from, on pixels that Pillow alone makes.
 
-The reference of ``triton-vision bench accuracy``: nothing here is shared with what serves. Paths come in on stdin, a
+The reference of ``triton-vision bench accuracy``: it runs none of the code that serves. Paths come in on stdin, a
 JSON string a line; out goes a JSON object a line, first ``{"source", "sha256"}`` of the weights, then for each image
 ``{"ids", "scores"}`` (the best five) or ``{"refused"}``. ``{"fatal"}`` says in one sentence why there is no more.
 """
@@ -13,7 +13,7 @@ import os
 import sys
 import warnings
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
@@ -26,6 +26,10 @@ TOP = 5
 BATCH = 16
 # Beyond this many pixels the resized whole, of which the crop is all that is wanted, is not made.
 MOST_RESIZED = 32_000_000
+
+
+# UINT8 pixels ``[N, crop, crop, 3]`` to FP32 logits ``[N, classes]``.
+Runner = Callable[[Any], Any]
 
 
 class EvaluateError(Exception):
@@ -78,11 +82,8 @@ def resize_and_crop(image: Image.Image, recipe: Recipe) -> Image.Image:
     return image.resize((recipe.crop, recipe.crop), resample, box=box)
 
 
-def evaluate(module: Any, paths: Iterable[str], recipe: Recipe, batch: int = BATCH) -> Iterator[dict[str, Any]]:
+def evaluate(run: Runner, paths: Iterable[str], recipe: Recipe, batch: int = BATCH) -> Iterator[dict[str, Any]]:
     """The answers, in the order of the paths; at most two batches of pixels are in memory.
-
-    Args:
-        module: UINT8 ``[N, crop, crop, 3]`` to FP32 ``[N, classes]`` logits.
 
     Raises:
         EvaluateError: the logits are not finite.
@@ -95,7 +96,7 @@ def evaluate(module: Any, paths: Iterable[str], recipe: Recipe, batch: int = BAT
             if error is None:
                 good.append(file.result())
             answers.append({"refused": f"{type(error).__name__}: {error}"} if error is not None else {})
-        best = iter(_best(module, np.stack(good)) if good else ())
+        best = iter(_best(run(np.stack(good))) if good else ())
         yield from (answer or next(best) for answer in answers)
 
 
@@ -111,25 +112,23 @@ def _decoded(paths: Iterable[str], recipe: Recipe, batch: int) -> Iterator[list[
         yield from ahead
 
 
-def _best(module: Any, pixels: Any) -> Iterator[dict[str, Any]]:
-    import torch
-
-    with torch.inference_mode():
-        logits = module(torch.from_numpy(pixels))
-        if not torch.isfinite(logits).all():
-            raise EvaluateError("the module's logits are not finite numbers")
-        scores = torch.softmax(logits, dim=1).numpy()
+def _best(logits: Any) -> Iterator[dict[str, Any]]:
+    if not np.isfinite(logits).all():
+        raise EvaluateError("the module's logits are not finite numbers")
+    shifted = np.exp(logits.astype(np.float64) - logits.max(axis=1, keepdims=True))
     # Of equal scores the lower class id comes first, as the server has it.
-    for row in scores:
+    for row in shifted / shifted.sum(axis=1, keepdims=True):
         ids = np.argsort(-row, kind="stable")[:TOP]
         yield {"ids": ids.tolist(), "scores": row[ids].tolist()}
 
 
-def build(name: str, weights: str | None) -> tuple[Any, Any]:
-    """The network as it is served, from pixels to logits, in eval mode; and where its weights come from.
+def build(name: str, weights: str | None, mean: Sequence[float] = (), std: Sequence[float] = ()) -> tuple[Runner, Any]:
+    """The network as it is served, from pixels to logits; and where its weights come from.
 
     Args:
-        weights: a state dict's path, ``random``, or None for the network's own.
+        weights: a state dict's or TorchScript file's path, ``random``, or None for the network's own. An ONNX file,
+            of which there is no module, is run as it is by ONNX Runtime.
+        mean, std: per channel on [0, 255], instead of the network's own.
 
     Raises:
         EvaluateError: there is no such network, or its weights cannot be had.
@@ -140,16 +139,19 @@ def build(name: str, weights: str | None) -> tuple[Any, Any]:
     if name not in NETWORKS:
         raise EvaluateError(f"there is no PyTorch module for {name}; there is for {', '.join(NETWORKS)}")
     network = NETWORKS[name]
+    if weights is not None and not network.takes_weights:
+        raise EvaluateError(f"{name} has weights of its own: leave --weights out")
+
+    from triton_vision.export import check
+    from triton_vision.export.source import Normalisation, open_source
+
     try:
-        module, origin = network.build(weights)
+        normalisation = Normalisation(tuple(mean) or network.mean, tuple(std) or network.std)
+        source = open_source(network, weights, normalisation)
     except (PrepareError, WeightsError) as error:
         raise EvaluateError(str(error)) from None
-    if weights is not None and origin.kind == "package":
-        raise EvaluateError(f"{name} has its weights from {origin.source}: leave --weights out")
-
-    from triton_vision.export.graph import FromPixels
-
-    return FromPixels(module, network.mean, network.std).eval(), origin
+    run = check.run_graph(source.graph) if source.module is None else check.run_module(source.module(False))
+    return run, source.origin
 
 
 def main() -> int:
@@ -157,6 +159,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m triton_vision.export.evaluate")
     parser.add_argument("network")
     parser.add_argument("--weights")
+    parser.add_argument("--mean", type=float, nargs=3, default=())
+    parser.add_argument("--std", type=float, nargs=3, default=())
     parser.add_argument("--resize", type=int, default=256)
     parser.add_argument("--crop", type=int, default=224)
     parser.add_argument("--filter", default="bilinear")
@@ -169,9 +173,9 @@ def main() -> int:
     warnings.simplefilter("ignore")  # Pillow's, of what is odd about a file
     out = _take_stdout()
     try:
-        module, origin = build(args.network, args.weights)
+        run, origin = build(args.network, args.weights, args.mean, args.std)
         _say(out, {"source": origin.source, "sha256": origin.sha256})
-        for answer in evaluate(module, (json.loads(line) for line in sys.stdin), recipe):
+        for answer in evaluate(run, (json.loads(line) for line in sys.stdin), recipe):
             _say(out, answer)
     except EvaluateError as error:
         _say(out, {"fatal": str(error)})
