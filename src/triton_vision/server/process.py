@@ -16,6 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TextIO
 
+from triton_vision.cpu import visible_cores
 from triton_vision.gpu import has_gpu
 from triton_vision.repository import Placement, Selection, compose, select
 from triton_vision.server import guard, launch, warmup
@@ -201,7 +202,8 @@ class TritonServer:
             stderr=subprocess.STDOUT,
             text=True,
             errors="replace",
-            env={**MALLOC, **installation.environment(run)},
+            # LibTorch would count the host's cores, also in a container that may use a few.
+            env={"OMP_NUM_THREADS": str(visible_cores()), **MALLOC, **installation.environment(run)},
             # A session of its own: Ctrl-C reaches the keeper alone, and the stubs can be ended as a group.
             start_new_session=True,
         )
