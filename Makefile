@@ -51,4 +51,4 @@ test-image: setup  ## build the image on a base made here, run it in a Docker en
 
 clean:  ## remove the environments and the artifacts
 	@rm -rf .venv .venv-export .venv-bench .setup.lock build/benchmark
-	@rm -f model_repository/*/*/model.onnx*
+	@rm -f model_repository/*/*/model.onnx* model_repository/*/*/model.pt* model_repository/*/*/model.plan*
