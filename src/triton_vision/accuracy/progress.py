@@ -8,7 +8,8 @@ import time
 from collections.abc import Callable
 from typing import TextIO
 
-BAR = 20
+# Short enough for a line of 80 characters with 50,000 images.
+BAR = 8
 
 
 class Progress:
@@ -39,14 +40,14 @@ class Progress:
             return
         self._shown = now
         self._drawn = True
-        sides = ", ".join(
-            f"{side} {count} of {self._total} ({self.rate(side, count):.1f}/s)" for side, count in counts.items()
-        )
-        text = f"  {sides}; {accuracy}" if accuracy else f"  {sides}"
+        sides = ", ".join(f"{side} {count} {_short(self.rate(side, count))}/s" for side, count in counts.items())
+        text = f"{sides} of {self._total}" + (f"; {accuracy}" if accuracy else "")
         if self._bar:
             filled = BAR * min(counts.values()) // self._total
-            text = f"  [{'#' * filled}{'.' * (BAR - filled)}]{text}"[: shutil.get_terminal_size().columns - 1]
+            text = f"  [{'#' * filled}{'.' * (BAR - filled)}] {text}"[: shutil.get_terminal_size().columns - 1]
             text = f"\r{text}\x1b[K"
+        else:
+            text = f"  {text}"
         print(text, end="" if self._bar else "\n", file=self._stream, flush=True)
 
     def rate(self, side: str, count: int) -> float:
@@ -57,3 +58,7 @@ class Progress:
         """Clears the bar."""
         if self._bar and self._drawn:
             print("\r\x1b[K", end="", file=self._stream, flush=True)
+
+
+def _short(rate: float) -> str:
+    return f"{rate:.1f}" if rate < 10 else f"{rate:.0f}"

@@ -104,12 +104,11 @@ def as_json(tally: Tally, chain: Chain, source: str | None) -> dict[str, Any]:
     return result
 
 
-def so_far(tally: Tally, sides: list[str]) -> str:
-    """The accuracy until now, for the progress bar."""
-    scores = {"server": tally.server, "module": tally.module}
-    if not tally.server.judged:
-        return ""
-    return "top-1 " + ", ".join(f"{side} {_percent(scores[side], scores[side].top1)}" for side in sides)
+def so_far(tally: Tally, *, alone: bool) -> str:
+    """The accuracy until now, the server's before the module's, for the progress bar; empty without any."""
+    shares = [score.share(score.top1) for score in ([tally.server] if alone else [tally.server, tally.module])]
+    known = [f"{100 * share:.1f}" for share in shares if share is not None]
+    return f"top-1 {', '.join(known)} %" if known else ""
 
 
 def _sides(pair: Pair) -> tuple[tuple[str, Answer], tuple[str, Answer]]:

@@ -92,13 +92,13 @@ def _measure(args: argparse.Namespace) -> tuple[Tally, Chain, str | None]:
     paths = [item.path for item in items]
     tally = Tally(keep=args.show)
     with contextlib.ExitStack() as stack:
+        client = stack.enter_context(ImageClient(args.url, model=args.model, timeout=args.timeout))
+        # A server that cannot answer must not cost the seconds that the module takes to be built.
+        next(client.classify_many(paths[:1], top_k=1))
         file = None
         if args.disagreements:
             created = open(args.disagreements, "w", newline="", encoding="utf-8", errors="surrogateescape")  # noqa: SIM115
             file = DisagreementFile(stack.enter_context(created), chain)
-        client = stack.enter_context(ImageClient(args.url, model=args.model, timeout=args.timeout))
-        # A server that cannot answer must not cost the seconds that the module takes to be built.
-        next(client.classify_many(paths[:1], top_k=1))
         module = None if args.no_module else stack.enter_context(_module(args.weights, chain, paths))
         _remark(chain, module)
         results = client.classify_many(paths, top_k=min(TOP, len(chain.labels)))
@@ -107,7 +107,7 @@ def _measure(args: argparse.Namespace) -> tuple[Tally, Chain, str | None]:
             sides["module"] = module.answers()
         progress = Progress(len(items))
         stack.callback(progress.end)
-        answers = follow(sides, len(items), lambda counts: progress(counts, so_far(tally, list(sides))))
+        answers = follow(sides, len(items), lambda counts: progress(counts, so_far(tally, alone=module is None)))
         for item, given in zip(items, answers, strict=True):
             if module is None:
                 tally.add_alone(item, given[0])

@@ -17,7 +17,7 @@ from triton_vision.accuracy.compare import Answer, Pair, Tally, difference
 from triton_vision.accuracy.follow import follow
 from triton_vision.accuracy.module import ModuleError, weights_argument
 from triton_vision.accuracy.progress import Progress
-from triton_vision.accuracy.report import DisagreementFile, as_json, table
+from triton_vision.accuracy.report import DisagreementFile, as_json, so_far, table
 from triton_vision.accuracy.truth import Item
 from triton_vision.repository import RepositoryError
 
@@ -149,22 +149,31 @@ class Terminal(io.StringIO):
 
 @pytest.mark.parametrize("stream", [Terminal(), io.StringIO()])
 def test_progress(stream: io.StringIO, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "150")
+    monkeypatch.setenv("COLUMNS", "80")
+    tally = Tally()
+    tally.add(pair(0, answer(0, 1), answer(0, 1)))
+    tally.add(pair(0, answer(0, 1), answer(1, 0)))
     now = 0.0
-    progress = Progress(100, stream, clock=lambda: now)
-    for now in (0.1, 10.0, 10.1, 20.0):
-        progress({"server": min(100, int(now * 10)), "module": int(now)}, "top-1 server 50.00 %")
+    progress = Progress(50000, stream, clock=lambda: now)
+    for now in (0.1, 1000.0, 1000.1, 2000.0):
+        counts = {"server": min(50000, int(now * 50)), "module": int(now * 6)}
+        progress(counts, so_far(tally, alone=False))
     progress.end()
     text = stream.getvalue()
-    last = "server 100 of 100 (10.0/s), module 20 of 100 (1.0/s); top-1 server 50.00 %"
+    first = "server 50000 50/s, module 6000 6.0/s of 50000; top-1 100.0, 50.0 %"
+    last = first.replace("6000 ", "12000 ")
     if stream.isatty():
-        assert f"\r  [####................]  {last}\x1b[K" in text
+        assert f"\r  [#.......] {last}"[:80] + "\x1b[K" in text
         assert text.endswith("\r\x1b[K")
     else:
-        assert text.splitlines() == [
-            "  server 100 of 100 (10.0/s), module 10 of 100 (1.0/s); top-1 server 50.00 %",
-            f"  {last}",
-        ]
+        assert text.splitlines() == [f"  {first}", f"  {last}"]
+
+
+def test_the_accuracy_so_far() -> None:
+    tally = Tally()
+    assert so_far(tally, alone=True) == ""
+    tally.add_alone(Item("a.jpg", 0), answer(0, 1))
+    assert so_far(tally, alone=True) == "top-1 100.0 %"
 
 
 @pytest.mark.parametrize(
