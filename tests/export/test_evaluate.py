@@ -164,6 +164,7 @@ def own(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit.load:DeprecationWarning")
 @pytest.mark.parametrize("file", ["own.pt", "own.onnx"])
 def test_a_network_that_somebody_brought(own: Path, file: str) -> None:
     run, origin = evaluate.build("resnet50_trt", str(own / file), mean=(10, 20, 30), std=(50, 60, 70))
