@@ -17,6 +17,8 @@ TAG = "triton-vision-test/suite:latest"
 # Put where a build could leak it: into the certificate file that pip is given as a secret.
 CANARY = "triton-vision-canary-7d1f4c"
 BUILD_S = 900
+# Of the builder's cache, for the next run.
+KEEP = "6GB"
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -57,8 +59,14 @@ def image(engine: Engine, base: str) -> str:
     )
     (KEPT / "build.log").write_text(built.stdout)
     assert built.returncode == 0, built.stdout[-6000:]
-    # What earlier builds of the same name have left.
+    # What earlier runs have left: images made of what has changed since, and the builder's oldest layers.
+    current = {TAG, base, bases.system(engine), arguments["EXPORT_BASE"]}
+    listed = engine.docker("images", "--format", "{{.Repository}}:{{.Tag}}", "triton-vision-test/*").split()
+    stale = [name for name in listed if name not in current and not name.endswith(":<none>")]
+    if stale:
+        engine.docker("rmi", *stale)
     engine.docker("image", "prune", "--force")
+    engine.docker("builder", "prune", "--force", "--keep-storage", KEEP)
     return TAG
 
 

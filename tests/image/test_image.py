@@ -41,7 +41,7 @@ for entry in pathlib.Path("/proc").glob("[0-9]*"):
 # -- What is in it -------------------------------------------------------------------------------------------------
 
 
-def test_the_configuration_is_that_of_a_service_without_rights(engine: Engine, image: str) -> None:
+def test_the_configuration_is_that_of_a_service_without_rights(engine: Engine, image: str, base: str) -> None:
     config = engine.inspect(image)["Config"]
     assert config["User"] == "10001:10001"
     assert config["StopSignal"] == "SIGTERM"
@@ -54,6 +54,7 @@ def test_the_configuration_is_that_of_a_service_without_rights(engine: Engine, i
     labels = {name.removeprefix("org.opencontainers.image."): text for name, text in config["Labels"].items()}
     assert labels["title"] == "Triton Vision Suite"
     assert labels["licenses"] == "Apache-2.0"
+    assert labels["base.name"] == base
     assert re.fullmatch(r"[0-9a-f]{40}", labels["revision"])
     version = re.search(r'^version = "(.+)"', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
     assert version is not None
