@@ -33,6 +33,7 @@ lint:  ## ruff, mypy strict
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
+	@$(BIN)/hadolint Dockerfile.triton
 
 bench: setup  ## measure the served rate and latency of ensemble_lite
 	@$(BIN)/triton-vision prepare efficientnet_lite0
@@ -50,5 +51,5 @@ test-image: setup  ## build the image on a base made here, run it in a Docker en
 	@$(BIN)/python -m pytest -q tests/image
 
 clean:  ## remove the environments and the artifacts
-	@rm -rf .venv .venv-export .venv-bench .setup.lock build/benchmark
+	@rm -rf .venv .venv-export .venv-bench .setup.lock build/benchmark build/image
 	@rm -f model_repository/*/*/model.onnx* model_repository/*/*/model.pt* model_repository/*/*/model.plan*

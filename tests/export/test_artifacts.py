@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import shutil
@@ -11,12 +12,14 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx.version_converter
 import onnxruntime
 import pytest
 import torch
 from torch import nn
 
-from triton_vision.export import artifact, check, graph, script
+from triton_vision.export import artifact, check, graph
+from triton_vision.export import script as torchscript
 from triton_vision.export.networks import NETWORKS
 from triton_vision.export.prepare import Options, prepare
 from triton_vision.export.resnet50 import ResNet50, random_state
@@ -44,9 +47,9 @@ def random_network() -> Any:
 class Small(nn.Module):
     """A network of somebody's own: FP32 ``[N, 3, 224, 224]`` to ``[N, classes]``."""
 
-    def __init__(self, classes: int = 1000) -> None:
+    def __init__(self, classes: int = 1000, seed: int = 1) -> None:
         super().__init__()
-        torch.manual_seed(1)
+        torch.manual_seed(seed)
         self.conv = nn.Conv2d(3, 8, 7, 4)
         self.fc = nn.Linear(8, classes)
 
@@ -69,7 +72,7 @@ def expected(module: nn.Module, network: str = RESNET) -> Any:
 
 def test_torchscript_is_frozen_and_holds_plain_operators(random_network: Any, tmp_path: Path) -> None:
     path = tmp_path / "model.pt"
-    path.write_bytes(script.export(random_network))
+    path.write_bytes(torchscript.export(random_network))
     loaded = torch.jit.load(str(path))
     for batch in (1, 3):
         found = loaded(torch.from_numpy(PIXELS[:batch]))
@@ -103,14 +106,76 @@ def test_prepare_makes_both_from_one_module(repository: Path, random_network: An
         assert stated["tools"]["torch"] == torch.__version__
 
 
-def test_an_artifact_that_was_damaged_or_swapped_is_made_again_alone(repository: Path) -> None:
+def script(path: Path, classes: int = 1000, seed: int = 1) -> str:
+    """A small network as a TorchScript file."""
+    torch.jit.save(torch.jit.trace(Small(classes, seed).eval(), torch.zeros(2, 3, 224, 224)), str(path))
+    return str(path)
+
+
+def test_an_artifact_that_was_damaged_or_swapped_is_made_again_alone(repository: Path, tmp_path: Path) -> None:
     folder = repository / RESNET / "1"
-    assert prepare(repository, [RESNET], Options(weights="random")) == 0
-    before = {name: (folder / name).stat().st_mtime_ns for name in ("model.onnx", "model.pt")}
+    options = Options(weights=script(tmp_path / "own.pt"))
+    assert prepare(repository, [RESNET], options) == 0
+    before = (folder / "model.onnx").stat().st_mtime_ns
     (folder / "model.pt").write_bytes((folder / "model.pt").read_bytes()[:-1000])
-    assert prepare(repository, [RESNET], Options(weights="random")) == 0
+    assert prepare(repository, [RESNET], options) == 0
     assert artifact.read(folder / "model.pt")
-    assert (folder / "model.onnx").stat().st_mtime_ns == before["model.onnx"]
+    assert (folder / "model.onnx").stat().st_mtime_ns == before
+
+
+def test_somebody_s_own_is_not_replaced_by_published_weights(
+    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = repository / RESNET / "1"
+    monkeypatch.setattr("triton_vision.export.networks.imagenet_checkpoint", pytest.fail)
+    assert prepare(repository, [RESNET], Options(script(tmp_path / "own.pt"))) == 0
+    assert prepare(repository, [RESNET]) == 0
+    kept = {
+        name: (folder / name).read_bytes() for name in ("model.onnx", "model.pt", "model.onnx.json", "model.pt.json")
+    }
+
+    def restored() -> None:
+        for name, content in kept.items():
+            (folder / name).write_bytes(content)
+
+    def says(words: str, options: Options | None = None) -> None:
+        assert prepare(repository, [RESNET], options) == 2
+        assert words in capsys.readouterr().out
+        restored()
+
+    says("make it otherwise", Options(mean=(0.1, 0.1, 0.1)))
+    says("make it otherwise", Options(precision="fp16"))
+    (folder / "model.onnx.json").unlink()
+    says("model.onnx is there without a sidecar, so it is somebody's own")
+    (folder / "model.onnx").write_bytes(b"half")
+    says("model.onnx of own.pt is damaged: name that again with --weights")
+    (folder / "model.pt").unlink()
+    says("model.pt of own.pt is damaged")
+    (folder / "model.pt").unlink()
+    (folder / "model.pt.json").unlink()
+    says("there is no model.pt beside model.onnx of own.pt")
+    other = tmp_path / "other"
+    shutil.copytree(repository, other)
+    assert prepare(other, [RESNET], Options(script(tmp_path / "new.pt", seed=2))) == 0
+    for name in ("model.pt", "model.pt.json"):
+        shutil.copy(other / RESNET / "1" / name, folder / name)
+    says("model.pt is of new.pt and model.onnx of own.pt, so the variants answer differently")
+    assert prepare(repository, [RESNET]) == 0
+
+
+def test_a_full_disk_costs_nothing_that_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "model.onnx"
+    known = {"weights": "file", "weights_source": "a", "weights_sha256": "", "tools": {}}
+    artifact.write(path, b"old", {"sha256": hashlib.sha256(b"old").hexdigest(), **known})
+
+    def full(descriptor: int) -> None:  # noqa: ARG001 - fsync's
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(OSError, match="No space"):
+        artifact.write(path, b"new", {"sha256": hashlib.sha256(b"new").hexdigest(), **known})
+    assert artifact.read(path)["weights"] == "file"
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["model.onnx", "model.onnx.json"]
 
 
 # -- precision ------------------------------------------------------------------------------------------------------
@@ -213,6 +278,8 @@ def test_what_speaks_against_a_repository_of_its_own(
         "name a directory for it with --into": Options(weights, labels=ten),
         "is not empty and holds no": Options(weights, labels=ten, into=tmp_path / "full"),
         "must name another directory": Options(weights, labels=ten, into=repository),
+        "lies in the repository": Options(weights, labels=ten, into=repository / "mine"),
+        "is a file; --into names a directory": Options(weights, labels=ten, into=ten),
     }
     for says, options in tried.items():
         assert prepare(repository, [RESNET], options) == 2
@@ -263,6 +330,77 @@ def test_an_onnx_file(repository: Path, tmp_path: Path, pixels: bool, capsys: py
     assert artifact.read(repository / RESNET / "1" / "model.onnx")["weights_source"] == "mine.onnx"
 
 
+@pytest.mark.parametrize(("given", "answer"), [("INPUT__0", "OUTPUT__0"), ("OUTPUT__0", "INPUT__0")])
+def test_an_onnx_file_with_the_contract_s_own_names(repository: Path, tmp_path: Path, given: str, answer: str) -> None:
+    module = Small().eval()
+    torch.onnx.export(
+        module, (torch.zeros(1, 3, 224, 224),), str(tmp_path / "mine.onnx"), input_names=[given],
+        output_names=[answer], dynamic_axes={given: {0: "n"}, answer: {0: "n"}}, opset_version=17, dynamo=False,
+        keep_initializers_as_inputs=True,
+    )  # fmt: skip
+    assert prepare(repository, [RESNET], Options(weights=str(tmp_path / "mine.onnx"))) == 0
+    np.testing.assert_allclose(logits_of(repository, "model.onnx"), expected(module), atol=1e-4)
+
+
+def test_an_onnx_file_whose_weights_lie_beside_it(repository: Path, tmp_path: Path) -> None:
+    path = tmp_path / "mine.onnx"
+    found = []
+    for seed in (1, 2):
+        module = Small().eval()
+        with torch.no_grad():
+            module.fc.bias.fill_(seed)
+        to_onnx(module, path, torch.zeros(1, 3, 224, 224))
+        onnx.save(onnx.load(str(path)), str(path), save_as_external_data=True, location="mine.data", size_threshold=0)
+        assert prepare(repository, [RESNET], Options(weights=str(path))) == 0
+        found.append(logits_of(repository, "model.onnx"))
+    assert np.abs(found[0] - found[1]).min() > 0.5  # the second training is not taken for the first
+
+
+def test_a_copy_that_was_cut_short_is_made_anew(repository: Path, tmp_path: Path) -> None:
+    (tmp_path / "ten.txt").write_text("".join(f"kind {number}\n" for number in range(10)))
+    own = tmp_path / "own"
+    (own / f".{RESNET}.half").mkdir(parents=True)
+    options = Options(script(tmp_path / "own.pt", 10), labels=tmp_path / "ten.txt", into=own)
+    assert prepare(repository, [], options) == 0
+    assert sorted(entry.name for entry in own.iterdir()) == ["ensemble", "postprocess", "preprocess", RESNET]
+
+
+def test_an_onnx_file_of_tomorrow_is_taken_with_a_note(
+    repository: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    module = Small().eval()
+    to_onnx(module, tmp_path / "mine.onnx", torch.zeros(1, 3, 224, 224))
+    onnx.save(onnx.version_converter.convert_version(onnx.load(str(tmp_path / "mine.onnx")), 22), tmp_path / "new.onnx")
+    assert prepare(repository, [RESNET], Options(weights=str(tmp_path / "new.onnx"))) == 0
+    assert "note: new.onnx has opset 22" in capsys.readouterr().out
+
+
+def test_a_failed_prepare_changes_nothing_in_a_repository_of_its_own(repository: Path, tmp_path: Path) -> None:
+    for classes in (10, 12):
+        script(tmp_path / f"{classes}.pt", classes)
+        (tmp_path / f"{classes}.txt").write_text("".join(f"{classes}-{number}\n" for number in range(classes)))
+    own = tmp_path / "own"
+
+    def options(classes: int, **more: Any) -> Options:
+        return Options(str(tmp_path / f"{classes}.pt"), labels=tmp_path / f"{classes}.txt", into=own, **more)
+
+    def state() -> dict[str, bytes]:
+        return {str(file): file.read_bytes() for file in own.rglob("*") if file.is_file()}
+
+    assert prepare(repository, [], options(10)) == 0
+    before = state()
+    np.save(tmp_path / "bad.npy", np.zeros((2, 3), np.uint8))
+    assert prepare(repository, [], options(12, precision="int8", calibration=tmp_path / "bad.npy")) == 2
+    assert state() == before
+    assert prepare(repository, [], options(12)) == 0
+    assert "dims: [ 12 ]" in (own / "postprocess" / "config.pbtxt").read_text()
+    assert artifact.read(own / RESNET / "1" / "model.pt")["tensors"]["output"][0]["dims"] == [12]
+    (tmp_path / "12.txt").write_text("".join(f"other {number}\n" for number in range(12)))
+    assert prepare(repository, [], options(12)) == 0  # other names for the same network
+    assert (own / RESNET / "1" / "model.onnx").exists()
+    assert "other 3" in (own / "postprocess" / "labels.txt").read_text()
+
+
 def test_a_normalisation_of_one_s_own(repository: Path, tmp_path: Path) -> None:
     module = Small().eval()
     to_onnx(module, tmp_path / "mine.onnx", torch.zeros(1, 3, 224, 224))
@@ -284,6 +422,10 @@ def test_files_that_cannot_be_used_say_why(
         def forward(self, x: Any) -> Any:
             return super().forward(x).reshape(1, 1000)
 
+    class Double(Small):
+        def forward(self, x: Any) -> Any:
+            return super().forward(x).double()
+
     example = torch.zeros(1, 3, 224, 224)
     (tmp_path / "junk.onnx").write_bytes(b"no protobuf")
     (tmp_path / "text.pt").write_text("no zip")
@@ -292,13 +434,24 @@ def test_files_that_cannot_be_used_say_why(
     to_onnx(Small(), tmp_path / "big.onnx", torch.zeros(1, 3, 256, 256))
     torch.jit.save(torch.jit.trace(Planes(), example), str(tmp_path / "planes.pt"))
     torch.save({}, tmp_path / "empty.pt")
+    torch.save(Small(), tmp_path / "module.pt")
+    to_onnx(nn.Sequential(Small().eval(), nn.Softmax(1)), tmp_path / "softmax.onnx", example)
+    two = example.repeat(2, 1, 1, 1)
+    torch.jit.save(torch.jit.trace(Double().eval(), two), str(tmp_path / "double.pt"))
+    torch.jit.save(torch.jit.trace(Fixed().eval(), example), str(tmp_path / "fixed.pt"))
+    torch.jit.save(torch.jit.trace(nn.Sequential(Small().eval(), nn.Softmax(1)), two), str(tmp_path / "softmax.pt"))
     tried = {
         "junk.onnx": "junk.onnx cannot be read as ONNX",
         "text.pt": "text.pt cannot be read as a PyTorch state dict",
         "planes.onnx": "planes.onnx answers FLOAT with 3 dimensions",
         "fixed.onnx": "export it with a dynamic batch",
-        "big.onnx": "big.onnx takes FLOAT [0, 3, 256, 256]; it must take",
-        "planes.pt": "to two images it answers [2, 224, 224]",
+        "big.onnx": "big.onnx takes FLOAT ['?', 3, 256, 256]; it must take",
+        "planes.pt": "to two images it answers float32 [2, 224, 224]",
+        "double.pt": "to two images it answers float64 [2, 1000]",
+        "fixed.pt": "fixed.pt works for one batch size alone; save it with a dynamic batch",
+        "softmax.pt": "softmax.pt answers probabilities; save it without its final softmax",
+        "softmax.onnx": "softmax.onnx answers probabilities; save it without its final softmax",
+        "module.pt": "save one with torch.save(model.state_dict(), …)",
         "empty.pt": "empty.pt holds no state dict",
         "none.pt": "there is no weights file",
     }

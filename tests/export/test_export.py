@@ -51,6 +51,9 @@ def test_a_cast_is_the_only_consumer_of_the_input(exported: tuple[Any, bytes]) -
     assert given.type.tensor_type.elem_type == onnx.TensorProto.UINT8
     assert answer.type.tensor_type.elem_type == onnx.TensorProto.FLOAT
     dims = given.type.tensor_type.shape.dim
+    constants = {tensor.name for tensor in model.graph.initializer}
+    for node in model.graph.node:  # TensorRT takes nothing else for a bias
+        assert node.op_type != "Conv" or set(node.input[1:]) <= constants
     assert dims[0].dim_param
     assert [size.dim_value for size in dims[1:]] == [224, 224, 3]
 
@@ -141,11 +144,11 @@ def test_prepare_keeps_what_is_up_to_date(repository: Path, capsys: pytest.Captu
     assert artifact.read(path)["sha256"] == sidecar["sha256"]
 
 
-@pytest.mark.parametrize("wrapped", [False, True])
-def test_a_weights_file(repository: Path, tmp_path: Path, wrapped: bool) -> None:
-    state: dict[str, Any] = random_state(1000, 3)
-    if wrapped:
-        state = {"epoch": 3, "state_dict": {f"module.{name}": value for name, value in state.items()}}
+@pytest.mark.parametrize(("nested", "prefix"), [("", ""), ("state_dict", "module."), ("model", "_orig_mod.model.")])
+def test_a_weights_file(repository: Path, tmp_path: Path, nested: str, prefix: str) -> None:
+    state: dict[str, Any] = {prefix + name: value for name, value in random_state(1000, 3).items()}
+    if nested:
+        state = {"epoch": 3, nested: state}
     torch.save(state, tmp_path / "mine.pth")
     assert prepare(repository, [RESNET], Options(weights=str(tmp_path / "mine.pth"))) == 0
     description = artifact.read(repository / RESNET / "1" / "model.onnx")

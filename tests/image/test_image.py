@@ -47,7 +47,7 @@ def test_the_configuration_is_that_of_a_service_without_rights(engine: Engine, i
     assert config["StopSignal"] == "SIGTERM"
     assert set(config["ExposedPorts"]) == {"8000/tcp", "8001/tcp", "8002/tcp"}
     assert set(config["Volumes"]) == {"/artifacts", "/tmp"}
-    assert config["Entrypoint"][:2] == ["triton-vision", "serve"]
+    assert config["Entrypoint"][:4] == ["env", "--block-signal=TERM", "triton-vision", "serve"]
     assert config["Entrypoint"][-2:] == ["--host", "0.0.0.0"]
     assert not config["Cmd"]
     assert config["Healthcheck"]["Test"] == ["CMD", "python3", "-m", "triton_vision.server.health"]
@@ -243,6 +243,18 @@ def test_it_ends_within_10_s_of_docker_stop_while_it_works(engine: Engine, image
         state = running.state()
         assert took < 10
         assert (state["ExitCode"], state["OOMKilled"]) == (0, False)
+
+
+@pytest.mark.parametrize("after_s", [0.0, 0.05, 0.1, 0.3])
+def test_an_end_as_soon_as_it_has_begun_is_clean(engine: Engine, image: str, after_s: float) -> None:
+    """At moments before and after ``serve`` has its signal handlers."""
+    with Container(engine, image) as running:
+        time.sleep(after_s)  # the moment itself is what is tested
+        began = time.monotonic()
+        engine.docker("stop", "--time", "20", running.name)
+        assert time.monotonic() - began < 10
+        assert "ready: " not in running.logs()
+        assert running.state()["ExitCode"] == 0
 
 
 def test_an_end_while_it_starts_is_clean(engine: Engine, image: str) -> None:

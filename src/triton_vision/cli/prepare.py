@@ -94,6 +94,8 @@ def run(args: argparse.Namespace) -> int:
         # Bound to this process's life: an export must not go on, and write, for somebody who has left.
         bound = [sys.executable, "-I", "-S", launch.__file__, str(os.getpid())]
         code = subprocess.call([*bound, python, "-m", "triton_vision.export", *command])
+        if code not in (0, 1, 2, 130):
+            return _fail(f"{python} could not export (exit code {code})")
     return code if code == 2 else max(code, _plans(Path(args.into or repository)))
 
 
@@ -107,9 +109,6 @@ def python_with_torch() -> str | None:
     root = checkout()
     python = root / ".venv-export" / "bin" / "python" if root else None
     return str(python) if python is not None and python.is_file() else None
-
-
-_python_with_torch = python_with_torch
 
 
 def _fail(message: str) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 import signal
 import sys
 from collections.abc import Callable
@@ -68,6 +69,7 @@ def run(args: argparse.Namespace) -> int:
     signals = Signals()
     from triton_vision.gpu import visible_gpus
     from triton_vision.repository import RepositoryError, check_gpus, parse_placement, scaled
+    from triton_vision.repository.placement import ON_GPU
     from triton_vision.server import ServerError, TritonServer
 
     repository = find_repository(args.repository)
@@ -99,10 +101,10 @@ def run(args: argparse.Namespace) -> int:
         complaint = _driver_complaint()
         if complaint:
             print(f"warning: {complaint}", flush=True)
-        server.prepare(say=lambda line: print(f"plan: {line}", flush=True))
+        server.prepare(say=lambda line: print(f"plan: {line}", flush=True), build=not args.dry_run)
         assert server.selection is not None
         for name, why in server.selection.left_out.items():
-            print(f"left out: {name}: {why}{_mend(name, why)}", flush=True)
+            print(f"left out: {name}: {why}{_mend(name, why, args.repository)}", flush=True)
         for name in server.selection.meaningless:
             which = ", ".join([name, *server.selection.ensembles_over(name)])
             print(f"warning: {which}: made from random weights, so the answers mean nothing", flush=True)
@@ -115,6 +117,8 @@ def run(args: argparse.Namespace) -> int:
                 print(f"scale: {name}: {fitted[1]} (parameters of its config.pbtxt)", flush=True)
         if placement is not None:
             print(f"placement: {placement}", flush=True)
+            if placement.gpus and not any(model.backend in ON_GPU for model in server.selection.served.values()):
+                print("warning: no model that is served here runs on a GPU, so none is placed on one", flush=True)
         if args.dry_run:
             print(server.describe())
             return 0
@@ -143,6 +147,8 @@ class Signals:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             if signal.getsignal(number) != signal.SIG_IGN:  # as under nohup
                 signal.signal(number, self._note)
+        # The image starts this with SIGTERM held back, so that none is lost before there is a handler for it.
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
 
     def then(self, stop: Callable[[], None]) -> None:
         """Calls ``stop`` at a signal, also for one that has come already."""
@@ -167,8 +173,11 @@ def _driver_complaint() -> str:
     return check_driver(read_server_version(SYSTEM_HOME), driver, gpus[0].name if gpus else "") if driver else ""
 
 
-def _mend(name: str, why: str) -> str:
+def _mend(name: str, why: str, repository: str | None) -> str:
     """What makes a missing artifact, where the suite can make it."""
     from triton_vision.export.networks import NETWORKS
 
-    return f" (make it: triton-vision prepare {name})" if name in NETWORKS and why.startswith("has no") else ""
+    if name not in NETWORKS or not why.startswith("has no"):
+        return ""
+    where = f" --repository {shlex.quote(repository)}" if repository else ""
+    return f" (make it: triton-vision prepare {name}{where})"

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
+import hashlib
 import json
 import os
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,21 +26,42 @@ def write(path: Path, content: bytes, description: dict[str, Any]) -> None:
     it speaks of that artifact.
     """
     description = {"artifact": path.name, **description}
-    path.with_name(path.name + SIDECAR).unlink(missing_ok=True)
-    # The sidecar goes last: until it is there, the artifact counts as unknown and is made again.
-    replace(path, content)
-    replace(path.with_name(path.name + SIDECAR), (json.dumps(description, indent=2) + "\n").encode())
+    partial = _written(path, content)  # the large part first: a full disk costs nothing that is there
+    try:
+        # The sidecar goes first: until the artifact has followed, the two are seen not to belong together, and what is
+        # there is known to be somebody's.
+        replace(path.with_name(path.name + SIDECAR), (json.dumps(description, indent=2) + "\n").encode())
+        os.replace(partial, path)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
 
 
 def read(path: Path) -> dict[str, Any]:
     """The sidecar's content, if artifact and sidecar are there and belong together; else nothing."""
+    description = claimed(path)
+    try:
+        return description if description.keys() >= KEYS and description["sha256"] == sha256(path) else {}
+    except OSError:
+        return {}
+
+
+def claimed(path: Path) -> dict[str, Any]:
+    """The sidecar's content, whether or not the artifact is the one that it speaks of."""
     try:
         description = json.loads(path.with_name(path.name + SIDECAR).read_text(encoding="utf-8"))
-        if isinstance(description, dict) and description.keys() >= KEYS and description["sha256"] == sha256(path):
-            return description
     except (OSError, ValueError):
-        pass
-    return {}
+        return {}
+    return description if isinstance(description, dict) else {}
+
+
+@contextlib.contextmanager
+def lock(repository: Path) -> Iterator[None]:
+    """Held while a repository's artifacts are made: of two at work on one, the second waits for the first."""
+    name = hashlib.sha256(str(repository.resolve()).encode()).hexdigest()[:16]
+    with Path(tempfile.gettempdir(), f"triton-vision-{os.getuid()}-{name}.lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def remove_stale(path: Path) -> None:
@@ -48,14 +73,18 @@ def remove_stale(path: Path) -> None:
 
 def replace(path: Path, content: bytes) -> None:
     """Replaces a file by ``content``: a kill leaves the old one or the new one, whole."""
+    os.replace(_written(path, content), path)
+
+
+def _written(path: Path, content: bytes) -> Path:
+    """The content in a file beside ``path``, on the disk."""
     partial = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with partial.open("wb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(partial, path)
     except BaseException:
-        with contextlib.suppress(FileNotFoundError):
-            partial.unlink()
+        partial.unlink(missing_ok=True)
         raise
+    return partial

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 from triton_vision.export.networks import PrepareError
@@ -34,7 +35,7 @@ def read_labels(path: Path, classes: int) -> list[str]:
         PrepareError: it cannot be read, or has another number of lines.
     """
     try:
-        lines = path.read_text(encoding="utf-8-sig").rstrip("\n").splitlines()
+        lines = path.read_text(encoding="utf-8-sig").rstrip("\r\n").split("\n")
     except (OSError, UnicodeDecodeError):
         raise PrepareError(f"{path} cannot be read as UTF-8 text") from None
     labels = [line.strip() for line in lines]
@@ -45,30 +46,51 @@ def read_labels(path: Path, classes: int) -> list[str]:
     return labels
 
 
-def fork(repository: Path, core: str, target: Path, classes: int, labels: list[str] | None) -> None:
-    """Makes, or brings up to date, a repository with the ensembles over ``core`` and what they chain, fitted to it.
-
-    Artifacts are not copied. Files that are there already, such as a configuration changed by hand, stay, but for the
-    number of classes and the labels.
-
-    Raises:
-        PrepareError: ``target`` holds something else.
-    """
-    if target.exists() and any(target.iterdir()) and not (target / core / "config.pbtxt").is_file():
+def check_target(repository: Path, core: str, target: Path) -> None:
+    """Raises PrepareError unless a repository for ``core`` may be made at ``target``, or is there already."""
+    if target.exists() and not target.is_dir():
+        raise PrepareError(f"{target} is a file; --into names a directory")
+    # What begins with a dot is a copy that was cut short.
+    full = target.exists() and any(not entry.name.startswith(".") for entry in target.iterdir())
+    if full and not (target / core / "config.pbtxt").is_file():
         raise PrepareError(f"{target} is not empty and holds no {core}: name another directory")
     if repository.resolve() == target.resolve():
         raise PrepareError("--into must name another directory than the repository")
+    if repository.resolve() in target.resolve().parents:
+        raise PrepareError(f"{target} lies in the repository, which takes every directory in it for a model")
+
+
+def fork(repository: Path, core: str, target: Path, classes: int, labels: list[str], replaced: Sequence[str]) -> None:
+    """Makes, or brings up to date, a repository with the ensembles over ``core`` and what they chain, fitted to it.
+
+    Artifacts are not copied. Files that are there already, such as a configuration changed by hand, stay, but for the
+    number of classes and the labels. If the labels change, the core's artifacts that are to be ``replaced`` are removed
+    first: whatever happens next, no network is served with the labels of another.
+    """
+    if _labels(target) not in (None, labels):
+        for name in replaced:
+            (target / core / "1" / name).unlink(missing_ok=True)
     for name in _chained(repository, core):
         if not (target / name).is_dir():
-            shutil.copytree(repository / name, target / name, ignore=shutil.ignore_patterns(*ARTIFACTS))
+            half = target / f".{name}.half"
+            shutil.rmtree(half, ignore_errors=True)
+            shutil.copytree(repository / name, half, ignore=shutil.ignore_patterns(*ARTIFACTS))
+            half.rename(target / name)
         (target / name / "1").mkdir(exist_ok=True)
         for file in (target / name).glob("**/*.pbtxt"):
             text = file.read_text(encoding="utf-8")
             fitted = LOGITS.sub(rf"\g<1>{classes}\g<3>", text)
             if fitted != text:
                 file.write_text(fitted, encoding="utf-8")
-        if labels is not None and (target / name / LABELS).is_file():
+        if (target / name / LABELS).is_file():
             (target / name / LABELS).write_text("\n".join(labels) + "\n", encoding="utf-8")
+
+
+def _labels(repository: Path) -> list[str] | None:
+    """The labels that a repository has; None without any."""
+    for file in repository.glob(f"*/{LABELS}"):
+        return file.read_text(encoding="utf-8").splitlines()
+    return None
 
 
 def _chained(repository: Path, core: str) -> list[str]:

@@ -92,9 +92,31 @@ def export(module: nn.Module) -> bytes:
             opset_version=OPSET,
             dynamo=False,
         )
-    graph = buffer.getvalue()
+    graph = _without_copies(buffer.getvalue())
     check_structure(graph)
     return graph
+
+
+def _without_copies(graph: bytes) -> bytes:
+    """The graph without Identity nodes on constants.
+
+    The exporter keeps equal weights once and copies them to their other places; TensorRT wants a convolution's bias to
+    be a constant itself.
+    """
+    model = onnx.load_from_string(graph)
+    constants = {tensor.name for tensor in model.graph.initializer}
+    copies = {
+        node.output[0]: node.input[0]
+        for node in model.graph.node
+        if node.op_type == "Identity" and node.input[0] in constants and node.output[0] != OUTPUT
+    }
+    kept = [node for node in model.graph.node if node.output[0] not in copies]
+    for node in kept:
+        for index, name in enumerate(node.input):
+            node.input[index] = copies.get(name, name)
+    del model.graph.node[:]
+    model.graph.node.extend(kept)
+    return bytes(model.SerializeToString())
 
 
 def check_structure(graph: bytes) -> None:

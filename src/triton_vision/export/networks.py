@@ -67,7 +67,10 @@ def _resnet50(weights: str | None) -> tuple[Any, Weights]:
 
 def _classes(state: dict[str, Any], origin: Weights) -> int:
     if "fc.weight" not in state or getattr(state["fc.weight"], "ndim", 0) != 2:
-        raise PrepareError(f"{origin.source} is not a torchvision ResNet-50 state dict: it has no matrix fc.weight")
+        some = ", ".join(list(state)[:3])
+        raise PrepareError(
+            f"{origin.source} is not a torchvision ResNet-50 state dict: it has no matrix fc.weight, but {some} …"
+        )
     return int(state["fc.weight"].shape[0])
 
 

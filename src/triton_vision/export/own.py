@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import warnings
 import zipfile
 from pathlib import Path
@@ -17,6 +18,11 @@ from torch import nn
 from triton_vision.export.networks import INPUT, OUTPUT, SIDE, PrepareError
 
 OLDEST_OPSET = 13
+# What the ONNX Runtime of Triton 24.10 reads (its table of versions): newer files need a newer server.
+COMMON_OPSET, COMMON_IR = 21, 10
+BATCHES = (1, 2, 3)
+# The names that are about to be given out.
+OURS = (INPUT, OUTPUT, "pixels.float", "pixels.planes", "pixels.scaled", "pixels.scale", "pixels.shift")
 
 
 def kind_of(path: Path) -> str:
@@ -45,31 +51,55 @@ def load_script(path: Path) -> tuple[nn.Module, bool, int]:
             module = torch.jit.load(str(path), map_location="cpu").eval()
     except Exception as error:  # noqa: BLE001 - torch raises many kinds for a broken file
         raise PrepareError(f"{path.name} cannot be loaded as TorchScript ({type(error).__name__})") from None
-    answers: dict[bool, Any] = {}
+    answers: dict[tuple[bool, int], Any] = {}
     for pixels in (True, False):
-        shape = (2, SIDE, SIDE, 3) if pixels else (2, 3, SIDE, SIDE)
-        try:
-            with torch.no_grad():
-                answers[pixels] = module(torch.zeros(shape, dtype=torch.uint8 if pixels else torch.float32))
-        except Exception:  # noqa: BLE001 - what a network says to tensors that it was not made for
-            continue
-    # A network that takes both is one of floating-point planes only if it refuses rows of pixels.
-    for pixels, answer in answers.items():
-        if isinstance(answer, torch.Tensor) and answer.ndim == 2 and len(answer) == 2:
-            return module, pixels, int(answer.shape[1])
-    got = next((_shape(answer) for answer in answers.values()), "an error")
+        for batch in BATCHES:
+            shape = (batch, SIDE, SIDE, 3) if pixels else (batch, 3, SIDE, SIDE)
+            images = torch.randint(0, 256, shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+            try:
+                with torch.no_grad():
+                    answers[pixels, batch] = module(images if pixels else images / 128.0 - 1.0)
+            except Exception:  # noqa: BLE001 - what a network says to tensors that it was not made for
+                continue
+    takes = {kind for kind, _ in answers}
+    for pixels in (True, False):
+        given = {batch: answers[pixels, batch] for batch in BATCHES if (pixels, batch) in answers}
+        if all(batch in given and _is_logits(given[batch], batch) for batch in BATCHES):
+            _check_logits(given[3].numpy(), path.name)
+            return module, pixels, int(given[3].shape[1])
+        if len(given) < len(BATCHES) and given and len(takes) == 1:
+            raise PrepareError(f"{path.name} works for one batch size alone; save it with a dynamic batch")
+    got = next((_shape(answer) for (_, batch), answer in answers.items() if batch == 2), "an error")
     raise PrepareError(
-        f"{path.name} must take FP32 [N, 3, {SIDE}, {SIDE}] or UINT8 [N, {SIDE}, {SIDE}, 3] and answer [N, classes]; "
-        f"to two images it answers {got}"
+        f"{path.name} must take FP32 [N, 3, {SIDE}, {SIDE}] or UINT8 [N, {SIDE}, {SIDE}, 3] and answer FP32 "
+        f"[N, classes]; to two images it answers {got}"
+    )
+
+
+def _is_logits(answer: Any, batch: int) -> bool:
+    return (
+        isinstance(answer, torch.Tensor) and answer.ndim == 2 and len(answer) == batch and answer.dtype == torch.float32
     )
 
 
 def _shape(answer: Any) -> str:
-    return str(list(answer.shape)) if isinstance(answer, torch.Tensor) else f"a {type(answer).__name__}"
+    if not isinstance(answer, torch.Tensor):
+        return f"a {type(answer).__name__}"
+    return f"{str(answer.dtype).removeprefix('torch.')} {list(answer.shape)}"
 
 
-def load_graph(path: Path, mean: tuple[float, ...], std: tuple[float, ...]) -> tuple[bytes, int]:
-    """An ONNX file's graph with the contract's tensors, and how many classes it has.
+def _check_logits(answers: Any, name: str) -> None:
+    """Raises PrepareError for what is a softmax already: the postprocessing would flatten it by another one."""
+    if answers.shape[1] > 1 and (answers >= 0).all() and np.abs(answers.sum(axis=1) - 1).max() < 1e-3:
+        raise PrepareError(
+            f"{name} answers probabilities; save it without its final softmax, the postprocessing has one"
+        )
+
+
+def load_graph(path: Path, mean: tuple[float, ...], std: tuple[float, ...]) -> tuple[bytes, int, str, str]:
+    """An ONNX file's graph with the contract's tensors, how many classes it has, its SHA-256, and what to note.
+
+    The SHA-256 is that of the whole graph, with weights that lie in files beside it.
 
     A graph that takes normalised FP32 planes gets the cast, the transposition and the normalisation put in front; one
     that takes UINT8 pixels gets its tensors renamed. The batch becomes dynamic.
@@ -89,28 +119,55 @@ def load_graph(path: Path, mean: tuple[float, ...], std: tuple[float, ...]) -> t
     if opset < OLDEST_OPSET:
         raise PrepareError(f"{path.name} has ONNX opset {opset}; export it with {OLDEST_OPSET} or newer")
     constants = {tensor.name for tensor in model.graph.initializer}
+    # Older exporters list every weight among the inputs, with itself as the default.
     inputs = [entry for entry in model.graph.input if entry.name not in constants]
+    note = ""
+    if opset > COMMON_OPSET:
+        note = f"{path.name} has opset {opset}, which needs a newer Triton than 24.10 with the onnxruntime variant"
+    else:
+        model.ir_version = min(max(model.ir_version, 4), COMMON_IR)
     if len(inputs) != 1 or len(model.graph.output) != 1:
         raise PrepareError(
             f"{path.name} has {len(inputs)} inputs and {len(model.graph.output)} outputs; it must have one of each"
         )
+    del model.graph.input[:]
+    model.graph.input.extend(inputs)
+    digest = hashlib.sha256(model.SerializeToString(deterministic=True)).hexdigest()
+    _make_room(model.graph)
     before = model.SerializeToString()
-    _adapt_input(model, inputs[0], mean, std, path.name)
+    given_name = model.graph.input[0].name
+    _adapt_input(model, model.graph.input[0], mean, std, path.name)
     _adapt_output(model, path.name)
     after = model.SerializeToString()
-    return after, _classes(before, inputs[0].name, after, mean, std, path.name)
+    return after, _classes(before, given_name, after, mean, std, path.name), digest, note
+
+
+def _make_room(graph: Any) -> None:
+    """Renames tensors that have one of OURS for a name, in the graph and in the graphs within it."""
+    for node in graph.node:
+        for names in (node.input, node.output):
+            for index, name in enumerate(names):
+                if name in OURS:
+                    names[index] = f"own.{name}"
+        for attribute in node.attribute:
+            for inner in (attribute.g, *attribute.graphs):
+                _make_room(inner)
+    for entries in (graph.input, graph.output, graph.initializer, graph.value_info):
+        for entry in entries:
+            if entry.name in OURS:
+                entry.name = f"own.{entry.name}"
 
 
 def _adapt_input(model: Any, given: Any, mean: tuple[float, ...], std: tuple[float, ...], name: str) -> None:
     kind = given.type.tensor_type.elem_type
     dims = [size.dim_value for size in given.type.tensor_type.shape.dim]
     graph = model.graph
-    if kind == TensorProto.UINT8 and dims[1:] == [SIDE, SIDE, 3]:
+    if kind == TensorProto.UINT8 and _fits(dims, [SIDE, SIDE, 3]):
         for node in graph.node:
             for index, source in enumerate(node.input):
                 if source == given.name:
                     node.input[index] = INPUT
-    elif kind == TensorProto.FLOAT and dims[1:] == [3, SIDE, SIDE]:
+    elif kind == TensorProto.FLOAT and _fits(dims, [3, SIDE, SIDE]):
         values = np.asarray(std, np.float64).reshape(1, 3, 1, 1), np.asarray(mean, np.float64).reshape(1, 3, 1, 1)
         scale, shift = (1.0 / values[0]).astype(np.float32), (-values[1] / values[0]).astype(np.float32)
         graph.initializer.extend(
@@ -126,14 +183,18 @@ def _adapt_input(model: Any, given: Any, mean: tuple[float, ...], std: tuple[flo
         del graph.node[:]
         graph.node.extend(nodes)
     else:
+        shape = [size or "?" for size in dims]
         raise PrepareError(
-            f"{name} takes {TensorProto.DataType.Name(kind)} {dims}; it must take FP32 [N, 3, {SIDE}, {SIDE}], "
-            f"normalised, or UINT8 [N, {SIDE}, {SIDE}, 3]"
+            f"{name} takes {TensorProto.DataType.Name(kind)} {shape}; it must take FP32 [N, 3, {SIDE}, {SIDE}], "
+            f"normalised, or UINT8 [N, {SIDE}, {SIDE}, 3] with a Cast right behind it"
         )
-    kept = [entry for entry in graph.input if entry.name != given.name]
     del graph.input[:]
     graph.input.append(helper.make_tensor_value_info(INPUT, TensorProto.UINT8, ["batch", SIDE, SIDE, 3]))
-    graph.input.extend(kept)
+
+
+def _fits(dims: list[int], wanted: list[int]) -> bool:
+    """Whether a shape may be the wanted one behind its batch; 0 is a dimension that may be any."""
+    return len(dims) == 4 and all(size in (0, want) for size, want in zip(dims[1:], wanted, strict=True))
 
 
 def _adapt_output(model: Any, name: str) -> None:
@@ -144,8 +205,7 @@ def _adapt_output(model: Any, name: str) -> None:
             f"{name} answers {TensorProto.DataType.Name(kind)} with {len(dims)} dimensions; "
             "it must answer FP32 [N, classes]"
         )
-    if answer.name != OUTPUT:
-        model.graph.node.append(helper.make_node("Identity", [answer.name], [OUTPUT]))
+    model.graph.node.append(helper.make_node("Identity", [answer.name], [OUTPUT]))
     classes = dims[1].dim_value if len(dims) == 2 else 0
     del model.graph.output[:]
     model.graph.output.append(helper.make_tensor_value_info(OUTPUT, TensorProto.FLOAT, ["batch", classes or "classes"]))
@@ -176,6 +236,7 @@ def _classes(
         ) from None
     if found.shape != expected.shape or found.ndim != 2:
         raise PrepareError(f"{name} answers {list(found.shape)} to three images; it must answer [3, classes]")
+    _check_logits(expected, name)
     if not float(np.abs(found - expected).max()) <= 1e-3 * max(1.0, float(np.ptp(expected))):
         raise PrepareError(f"{name} answers otherwise in a batch than image by image; export it with a dynamic batch")
     return int(found.shape[1])

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from triton_vision.export import artifact
-from triton_vision.export.fork import declared_classes, fork, read_labels
+from triton_vision.export.fork import check_target, declared_classes, fork, read_labels
 from triton_vision.export.networks import GRAPH, INPUT, NETWORKS, OUTPUT, SCRIPT, SIDE, Network, PrepareError
 from triton_vision.export.weights import IMAGENET1K_V1, WeightsError, sha256
 
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 # Raised whenever an artifact or its sidecar changes for the same weights and tools.
 EXPORTER = 2
 PRECISIONS = ("fp32", "fp16", "int8")
+# The environment variable that names the Python to export with.
+PYTHON = "TRITON_VISION_EXPORT_PYTHON"
 DONE, SOME_FAILED, NOTHING_DONE = 0, 1, 2
 
 
@@ -87,10 +89,13 @@ def prepare(repository: Path, names: Sequence[str], options: Options | None = No
 def _attempt(repository: Path, network: Network, options: Options) -> bool:
     folder = (options.into or repository) / network.name / "1"
     try:
-        _make(repository, network, options)
+        with artifact.lock(options.into or repository):
+            _make(repository, network, options)
     except Exception as error:  # noqa: BLE001 - one model's failure must not cost the others
         known = isinstance(error, (PrepareError, WeightsError))
         why = str(error) if known else f"{type(error).__name__}: {error}".strip().split("\n")[0]
+        if isinstance(error, ModuleNotFoundError):
+            why = f"{sys.executable} has no {error.name}: run 'make setup', or name a Python that has it in {PYTHON}"
         print(f"{network.name}: not made: {why}", flush=True)
         for name in network.artifacts:
             present = artifact.read(folder / name)
@@ -101,11 +106,13 @@ def _attempt(repository: Path, network: Network, options: Options) -> bool:
 
 
 def _make(repository: Path, network: Network, options: Options) -> None:
+    if options.into is not None:
+        check_target(repository, network.name, options.into)
     folder = (options.into or repository) / network.name / "1"
     present = {name: artifact.read(folder / name) for name in network.artifacts}
     for name in present:
         artifact.remove_stale(folder / name)
-    if options.weights is None and not options.force and _stays(network, options, present):
+    if options.weights is None and not options.force and _stays(network, options, folder, present):
         return
 
     from triton_vision.export import graph
@@ -115,42 +122,71 @@ def _make(repository: Path, network: Network, options: Options) -> None:
         tuple(255 * value for value in options.mean) or network.mean, tuple(255 * v for v in options.std) or network.std
     )
     source = open_source(network, options.weights, normalisation)
-    _fit(repository, network, options, source)
-    folder.mkdir(parents=True, exist_ok=True)
+    labels = _check_fit(repository, network, options, source)
+    if source.note:
+        print(f"{network.name}: note: {source.note}", flush=True)
     tools = {"exporter": EXPORTER, **graph.versions()}
+    # All are made before anything in the repository changes.
+    made: dict[str, tuple[bytes, dict[str, Any]]] = {}
     for name in network.artifacts:
         wanted = _identity(name, source, normalisation, options, tools)
-        path = folder / name
         if not options.force and present[name] and {key: present[name].get(key) for key in wanted} == wanted:
             _keep(network, name, present[name])
-        elif name == SCRIPT and source.module is None:
-            # What was made of other weights would answer otherwise than the graph beside it.
-            if path.exists():
-                path.unlink()
-                path.with_name(path.name + artifact.SIDECAR).unlink(missing_ok=True)
-                print(f"{network.name}: removed {name}, which is of other weights; an ONNX file makes none", flush=True)
-        else:
+        elif name != SCRIPT or source.module is not None:
             print(f"{network.name}: exporting {name} from {source.origin.source} …", flush=True)
             content, found = _export(name, source, options)
             description = {"sha256": hashlib.sha256(content).hexdigest(), **wanted, "tensors": _tensors(source.classes)}
             if found is not None:
                 description["max_abs_logit_difference"] = found.largest
                 description["label_agreement"] = f"{found.agreeing} of {found.images}"
-            artifact.write(path, content, description)
-            print(
-                f"{network.name}: made {folder.name}/{name} ({len(content) / 1e6:.1f} MB, {wanted['precision']}) from "
-                f"{source.origin.source}" + (f"; {found}" if found is not None else ""),
-                flush=True,
+                description["compared"] = str(found)
+            made[name] = content, description
+    if options.into is not None:
+        fork(repository, network.name, options.into, source.classes, labels, list(made))
+    folder.mkdir(parents=True, exist_ok=True)
+    if source.module is None and (folder / SCRIPT).exists():
+        # What was made of other weights would answer otherwise than the graph beside it.
+        (folder / SCRIPT).unlink()
+        (folder / (SCRIPT + artifact.SIDECAR)).unlink(missing_ok=True)
+        print(f"{network.name}: removed {SCRIPT}, which is of other weights; an ONNX file makes none", flush=True)
+    for name, (content, description) in made.items():
+        compared = description.pop("compared", "")
+        artifact.write(folder / name, content, description)
+        print(
+            f"{network.name}: made {folder.name}/{name} ({len(content) / 1e6:.1f} MB, {description['precision']}) from "
+            f"{source.origin.source}" + (f"; {compared}" if compared else ""),
+            flush=True,
+        )
+
+
+def _stays(network: Network, options: Options, folder: Path, present: dict[str, dict[str, Any]]) -> bool:
+    """Whether, nobody having named weights, what is there is kept without looking for the network's own.
+
+    Raises:
+        PrepareError: what is there is somebody's own, which published weights must not replace, and needs making anew.
+    """
+    for name in network.artifacts if network.takes_weights else ():
+        path, claimed = folder / name, artifact.claimed(folder / name)
+        if path.exists() and not claimed:
+            raise PrepareError(
+                f"{name} is there without a sidecar, so it is somebody's own: --weights says what to make instead of it"
             )
-
-
-def _stays(network: Network, options: Options, present: dict[str, dict[str, Any]]) -> bool:
-    """Whether, nobody having named weights, what is there is kept without looking for the network's own."""
+        if claimed.get("weights") == "file" and not present[name]:
+            raise PrepareError(f"{name} of {claimed.get('weights_source')} is damaged: name that again with --weights")
     graph = present[GRAPH]
     if graph.get("weights") == "file":
-        # Somebody's own weights are not replaced by published ones unless asked for.
-        if graph.get("precision", "fp32") != options.precision:
-            raise PrepareError(f"{GRAPH} is of {graph['weights_source']}: name that again with --weights to change it")
+        source = graph["weights_source"]
+        same = options.precision == graph.get("precision", "fp32")
+        if not same or options.calibration or options.mean or options.std:
+            raise PrepareError(f"{GRAPH} is of {source}: name that again with --weights to make it otherwise")
+        for name, stated in present.items():
+            if not stated and graph.get("source") != "onnx":
+                raise PrepareError(f"there is no {name} beside {GRAPH} of {source}: name that again with --weights")
+            if stated and stated["weights_sha256"] != graph["weights_sha256"]:
+                raise PrepareError(
+                    f"{name} is of {stated['weights_source']} and {GRAPH} of {source}, so the variants answer "
+                    "differently: name one of them with --weights"
+                )
         for name, stated in present.items():
             if stated:
                 _keep(network, name, stated)
@@ -177,12 +213,15 @@ def _is_published(stated: dict[str, Any], options: Options) -> bool:
     )
 
 
-def _fit(repository: Path, network: Network, options: Options, source: Source) -> None:
-    """Makes the repository of its own, or sees to it that the network has the classes that the repository declares."""
+def _check_fit(repository: Path, network: Network, options: Options, source: Source) -> list[str]:
+    """Sees to it that network and repository fit together; the labels of a repository of its own.
+
+    Raises:
+        PrepareError: they do not.
+    """
     if options.into is not None:
-        labels = read_labels(options.labels, source.classes) if options.labels is not None else None
-        fork(repository, network.name, options.into, source.classes, labels)
-        return
+        assert options.labels is not None
+        return read_labels(options.labels, source.classes)
     file = repository / network.name / "config.pbtxt"
     declared = declared_classes(file.parent) if file.is_file() else network.classes
     if source.classes != declared:
@@ -190,6 +229,7 @@ def _fit(repository: Path, network: Network, options: Options, source: Source) -
             f"{source.origin.source} has {source.classes} classes, and {network.name}/config.pbtxt declares "
             f"{declared}; make a repository for it with --labels FILE --into DIR"
         )
+    return []
 
 
 def _identity(
@@ -201,6 +241,7 @@ def _identity(
         "weights": source.origin.kind,
         "weights_source": source.origin.source,
         "weights_sha256": source.origin.sha256,
+        "source": "onnx" if source.module is None else "module",
         "precision": precision,
         "calibration_sha256": _calibration(precision, options),
         "normalisation": {key: list(value) for key, value in asdict(normalisation).items()},

@@ -30,12 +30,14 @@ class Source:
         classes: how many logits.
         module: makes the module from UINT8 pixels to logits, in FP16 if told so; None for an ONNX file.
         graph: an ONNX file's graph with the contract's tensors; empty for a module.
+        note: what its owner should know; empty for nothing.
     """
 
     origin: Weights
     classes: int
     module: Callable[[bool], Any] | None
     graph: bytes = b""
+    note: str = ""
 
 
 def open_source(network: Network, weights: str | None, normalisation: Normalisation) -> Source:
@@ -50,10 +52,11 @@ def open_source(network: Network, weights: str | None, normalisation: Normalisat
     kind = own.kind_of(path) if path is not None else "state_dict"
     if path is None or kind == "state_dict":
         return _of_network(network, weights, normalisation)
-    origin = Weights("file", path.name, sha256(path))
     if kind == "onnx":
-        graph, classes = own.load_graph(path, normalisation.mean, normalisation.std)
-        return Source(origin, classes, None, own.named_classes(graph, classes))
+        graph, classes, digest, note = own.load_graph(path, normalisation.mean, normalisation.std)
+        origin = Weights("file", path.name, digest)
+        return Source(origin, classes, None, own.named_classes(graph, classes), note)
+    origin = Weights("file", path.name, sha256(path))
     script, pixels, classes = own.load_script(path)
 
     def module(half: bool) -> Any:

@@ -25,6 +25,9 @@ CHECKPOINT_BYTES = 102_530_333
 CHECKPOINT_SHA256 = "0676ba61b6795bbe1773cffd859882e5e297624d384b6993f7c9e683e722fb8a"
 CONNECT_TIMEOUT_S = 8.0
 CHUNK = 1 << 20
+# What training scripts wrap a state dict in, and put in front of its names: DataParallel, torch.compile, Lightning.
+NESTED = ("state_dict", "model_state_dict", "model")
+PREFIXES = ("module.", "_orig_mod.", "model.", "net.")
 
 
 class WeightsError(Exception):
@@ -192,7 +195,7 @@ class Progress:
 def load_checkpoint(path: Path) -> tuple[dict[str, Any], str]:
     """A state dict and its file's SHA-256, read without running code from the file.
 
-    Accepts a bare state dict or one under ``state_dict``, with or without a ``module.`` prefix on every name.
+    Accepts a bare state dict or one under a usual name (NESTED), with or without a usual prefix on every name.
 
     Raises:
         WeightsError: there is no such file, or it is no state dict.
@@ -204,11 +207,17 @@ def load_checkpoint(path: Path) -> tuple[dict[str, Any], str]:
     try:
         loaded = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # noqa: BLE001 - torch raises many kinds for a broken file
-        raise WeightsError(f"{path.name} cannot be read as a PyTorch state dict ({type(error).__name__})") from None
-    if isinstance(loaded, dict) and isinstance(loaded.get("state_dict"), dict):
-        loaded = loaded["state_dict"]
+        raise WeightsError(
+            f"{path.name} cannot be read as a PyTorch state dict ({type(error).__name__}); "
+            "save one with torch.save(model.state_dict(), …)"
+        ) from None
+    for name in NESTED:
+        if isinstance(loaded, dict) and isinstance(loaded.get(name), dict):
+            loaded = loaded[name]
+            break
     if not isinstance(loaded, dict) or not loaded or not all(isinstance(key, str) for key in loaded):
         raise WeightsError(f"{path.name} holds no state dict")
-    if all(key.startswith("module.") for key in loaded):
-        loaded = {key.removeprefix("module."): value for key, value in loaded.items()}
+    for prefix in PREFIXES:
+        if all(key.startswith(prefix) for key in loaded):
+            loaded = {key.removeprefix(prefix): value for key, value in loaded.items()}
     return loaded, sha256(path)

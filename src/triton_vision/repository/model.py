@@ -153,6 +153,11 @@ class Model:
         )
 
 
+def variants(path: Path) -> list[str]:
+    """The names of the variants that a model directory has."""
+    return sorted(file.stem for file in path.glob("configs/*.pbtxt"))
+
+
 def read_model(path: Path, config_name: str | None, artifacts: Path | None = None) -> Model:
     """Reads a model directory as Triton does under ``--model-config-name=config_name``.
 

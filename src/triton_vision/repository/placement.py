@@ -11,6 +11,7 @@ import copy
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from tritonclient.grpc import model_config_pb2
@@ -23,6 +24,8 @@ ON_GPU = frozenset({"tensorrt", "pytorch", "onnxruntime"})
 RESOURCE = "core"
 UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 MOST_PRIORITIES = 16
+MOST_BYTES = 1 << 40
+NUMA_NODES = Path("/sys/devices/system/node")
 
 
 @dataclass(frozen=True)
@@ -110,10 +113,11 @@ def parse_placement(text: str) -> Placement:
         RepositoryError: with what is wrong in one sentence.
     """
     values: dict[str, Any] = {}
-    for part in filter(None, (part.strip() for part in text.split(","))):
+    last = ""
+    for part in (part.strip() for part in text.split(",")):
         key, equals, value = (word.strip() for word in part.partition("="))
-        # `gpus=0,1` is split at its comma: a bare number goes on with the list before it.
-        if not equals and values.get("gpus") and re.fullmatch(r"\d+(-\d+)?", key):
+        # `gpus=0,1` is split at its comma: a bare number goes on with the list right before it.
+        if not equals and last == "gpus" and re.fullmatch(r"[0-9]+(-[0-9]+)?", key):
             values["gpus"] += _gpus(key)
             continue
         if key not in _READERS:
@@ -121,6 +125,7 @@ def parse_placement(text: str) -> Placement:
         if key in values:
             raise RepositoryError(f"--placement: {key} is given twice")
         values[key] = _READERS[key](value)
+        last = key
     placement = Placement(**{key.replace("-", "_"): value for key, value in values.items()})
     if len(set(placement.gpus)) != len(placement.gpus):
         raise RepositoryError("--placement: a GPU is named twice")
@@ -139,28 +144,29 @@ def _policy(gpu: int) -> str:
 
 
 def _gpus(text: str) -> tuple[int, ...]:
-    match = re.fullmatch(r"(\d{1,3})(?:-(\d{1,3}))?", text)
+    match = re.fullmatch(r"([0-9]{1,2})(?:-([0-9]{1,2}))?", text)
     if not match or int(match[2] or match[1]) < int(match[1]):
         raise RepositoryError(f"--placement: gpus={text!r} is neither a GPU's number nor a range such as 0-3")
     return tuple(range(int(match[1]), int(match[2] or match[1]) + 1))
 
 
 def _numa(text: str) -> tuple[int, ...]:
-    if not re.fullmatch(r"\d{1,3}(/\d{1,3})*", text):
+    if not re.fullmatch(r"[0-9]{1,3}(/[0-9]{1,3})*", text):
         raise RepositoryError(f"--placement: numa={text!r} is not a node for each GPU, such as 0/0/1/1")
     return tuple(int(node) for node in text.split("/"))
 
 
 def _bytes(text: str) -> int:
-    match = re.fullmatch(r"(\d{1,12})([KMG]?)", text.upper())
-    if not match:
-        raise RepositoryError(f"--placement: {text!r} is not a size such as 268435456, 256M or 1G")
-    return int(match[1]) * UNITS[match[2]]
+    match = re.fullmatch(r"([0-9]{1,15})([KMG]?)", text.upper())
+    size = int(match[1]) * UNITS[match[2]] if match else MOST_BYTES + 1
+    if size > MOST_BYTES:
+        raise RepositoryError(f"--placement: {text!r} is not a size up to 1024G, such as 268435456, 256M or 1G")
+    return size
 
 
 def _count(most: int) -> Callable[[str], int]:
     def read(text: str) -> int:
-        if not re.fullmatch(r"\d{1,4}", text) or not 1 <= int(text) <= most:
+        if not re.fullmatch(r"[0-9]{1,4}", text) or not 1 <= int(text) <= most:
             raise RepositoryError(f"--placement: {text!r} is not a number from 1 to {most}")
         return int(text)
 
@@ -179,8 +185,11 @@ _READERS: dict[str, Callable[[str], Any]] = {
 
 
 def check_gpus(placement: Placement, present: Sequence[int]) -> None:
-    """Raises RepositoryError if the placement names a GPU that is not among those ``present``."""
+    """Raises RepositoryError if the placement names a GPU that is not among those ``present``, or no NUMA node."""
     missing = [gpu for gpu in placement.gpus if gpu not in present]
     if missing:
         have = f"there are {', '.join(map(str, present))}" if present else "this machine has none that can be seen here"
         raise RepositoryError(f"--placement: there is no GPU {missing[0]}: {have}")
+    unknown = [node for node in placement.numa if not (NUMA_NODES / f"node{node}").exists()]
+    if unknown:
+        raise RepositoryError(f"--placement: this machine has no NUMA node {unknown[0]}")

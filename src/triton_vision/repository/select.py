@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -70,6 +71,10 @@ def select(
     )
     if not folders:
         raise RepositoryError(f"{repository} holds no model directories")
+    if config_name and not re.fullmatch(r"[A-Za-z0-9_-][A-Za-z0-9_.-]*", config_name):
+        raise RepositoryError(
+            f"{config_name!r} is no variant's name: it names configs/NAME.pbtxt in a model's directory"
+        )
     if config_name and not any((folder / "configs" / f"{config_name}.pbtxt").is_file() for folder in folders):
         known = sorted({file.stem for folder in folders for file in folder.glob("configs/*.pbtxt")})
         raise RepositoryError(

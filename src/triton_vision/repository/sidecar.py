@@ -57,6 +57,8 @@ def problem(model: Model) -> str:
             if "sha256" not in stated:
                 continue
             shown = f"{version.name}/{name}"
+            if not path.is_file():
+                return f"{shown} is no file"
             if stated["sha256"] != sha256(path):
                 return (
                     f"{shown} is not the file that {shown}{SUFFIX} describes (swapped, corrupted or half-written): "
@@ -96,9 +98,9 @@ def _differs(model: Model, tensors: Any) -> str:
             entry.name: f"{model_config_pb2.DataType.Name(entry.data_type).removeprefix('TYPE_')} {list(entry.dims)}"
             for entry in getattr(model.config, field)
         }
-        made = {
-            str(entry.get("name")): f"{entry.get('datatype')} {entry.get('dims')}" for entry in tensors.get(field, [])
-        }
+        listed = tensors.get(field)
+        entries = [entry for entry in listed if isinstance(entry, dict)] if isinstance(listed, list) else []
+        made = {str(entry.get("name")): f"{entry.get('datatype')} {entry.get('dims')}" for entry in entries}
         if declared != made:
             return f"its {field}s are {_listed(made)}, the configuration declares {_listed(declared)}"
     return ""

@@ -19,7 +19,12 @@ POLL_S = 0.2
 
 
 def ensure_plans(
-    repository: Path, artifacts: Path | None, stop: threading.Event, say: Callable[[str], None]
+    repository: Path,
+    artifacts: Path | None,
+    stop: threading.Event,
+    say: Callable[[str], None],
+    *,
+    build: bool = True,
 ) -> dict[str, str]:
     """Sees to it that every TensorRT model of the suite has a plan for this machine.
 
@@ -30,6 +35,7 @@ def ensure_plans(
         artifacts: where plans are built, as MODEL/VERSION/model.plan; None builds beside the graph.
         stop: ends a build that is under way.
         say: takes a line about what is being done.
+        build: false only looks.
 
     Returns:
         The models whose plan must not be used -> why.
@@ -41,7 +47,7 @@ def ensure_plans(
         if model.config is None or model.backend != "tensorrt" or stop.is_set():
             continue
         for version in model.served_versions():
-            why = _ensure(model, version, artifacts, machine, stop, say)
+            why = _ensure(model, version, artifacts, machine, stop, say if build else None)
             if why:
                 refused[model.name] = why
     return refused
@@ -53,7 +59,7 @@ def _ensure(
     artifacts: Path | None,
     machine: plans.Machine,
     stop: threading.Event,
-    say: Callable[[str], None],
+    say: Callable[[str], None] | None,
 ) -> str:
     graph, plan = model.artifact(version, plans.GRAPH), model.artifact(version, plans.PLAN)
     described = plan.with_name(f"{plan.name}.json").exists()
@@ -61,6 +67,8 @@ def _ensure(
         return ""
     profile = plans.profile_of(model.config)
     why = plans.stale(plan, graph, profile, machine)
+    if say is None:
+        return why
     if not why:
         say(f"{model.name}: {plan.name} fits this machine")
         return ""

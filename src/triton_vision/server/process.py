@@ -18,7 +18,7 @@ from typing import TextIO
 
 from triton_vision.cpu import visible_cores
 from triton_vision.gpu import has_gpu
-from triton_vision.repository import Placement, Selection, compose, select
+from triton_vision.repository import Placement, Selection, compose, read_model, select, variants
 from triton_vision.server import guard, launch, warmup
 from triton_vision.server.errors import ModelLoadError, ServerError, ServerStartError
 from triton_vision.server.index import ServerIndex
@@ -103,11 +103,11 @@ class TritonServer:
 
     # -- starting -----------------------------------------------------------------------------------------------
 
-    def prepare(self, say: Callable[[str], None] | None = None) -> None:
+    def prepare(self, say: Callable[[str], None] | None = None, *, build: bool = True) -> None:
         """Finds the server and reads the repository, so that ``selection`` can be told before anything starts.
 
-        On a machine with a GPU it also builds the TensorRT plans that are missing, which takes minutes; ``say`` is
-        told of each.
+        On a machine with a GPU it also builds the TensorRT plans that are missing, unless ``build`` is false, which
+        takes minutes; ``say`` is told of each.
 
         Raises:
             SetupError: there is no server that could run here.
@@ -116,7 +116,7 @@ class TritonServer:
         self._installation = find_installation()
         backends, gpu, refused = frozenset(self._installation.backends), has_gpu(), {}
         if gpu and self._config_name is None and "tensorrt" in backends and self.repository.is_dir():
-            refused = ensure_plans(self.repository, self.artifacts, self._stop_requested, say or _silent)
+            refused = ensure_plans(self.repository, self.artifacts, self._stop_requested, say or _silent, build=build)
         self.selection = select(
             self.repository, self._config_name, backends=backends, gpu=gpu, artifacts=self.artifacts, refused=refused
         )
@@ -151,7 +151,7 @@ class TritonServer:
     def describe(self) -> str:
         """tritonserver's command line, and every configuration that differs from the repository's; starts nothing."""
         if self.selection is None:
-            self.prepare()
+            self.prepare(build=False)
         assert self.selection is not None
         with tempfile.TemporaryDirectory(prefix="triton-vision-") as folder:
             command = self.command(Path(folder), self._wanted, self._shm_prefix or "triton_vision_")
@@ -160,6 +160,14 @@ class TritonServer:
                 file = Path(folder, "models", name, model.config_file)
                 if model.config_file and file.read_bytes() != (model.path / model.config_file).read_bytes():
                     lines += [f"# {name}/{model.config_file}", file.read_text(encoding="utf-8").strip()]
+            # What it would be where the server has the backend for it.
+            placement = self.placement or Placement()
+            for name in self.selection.left_out:
+                for variant in (None, *variants(self.repository / name)):
+                    model = read_model(self.repository / name, variant)
+                    placed = placement.place(model)
+                    if placed is not model:
+                        lines += [f"# {name}/{model.config_file}, not served here", str(placed.config).strip()]
         return "\n".join(lines)
 
     def start(self) -> TritonServer:

@@ -31,7 +31,7 @@ class Postprocess(BatchStage):
         file = config.text("labels", "labels.txt")
         path = config.folder / file
         try:
-            labels = path.read_text(encoding="utf-8").splitlines()
+            labels = path.read_text(encoding="utf-8").rstrip("\n").split("\n")
         except (OSError, UnicodeDecodeError):
             raise ConfigError(
                 f"parameters labels: {file} cannot be read as UTF-8 text in the model's directory"

@@ -85,6 +85,10 @@ def test_the_served_repository_has_it(tmp_path: Path) -> None:
         ("gpus=0-1,numa=0", "1 nodes for 2 GPUs"),
         ("gpus=0,numa=a", "not a node for each GPU"),
         ("gpus=0,cuda-pool=much", "not a size"),
+        ("gpus=0,cuda-pool=9999999G", "not a size"),
+        ("gpus=0,instances=2,3", "'3' is none of"),
+        ("gpus=٣", "neither a GPU's number"),
+        ("", "'' is none of"),
         ("priorities=99", "not a number from 1 to 16"),
         ("0,1", "'0' is none of"),
     ],
@@ -96,6 +100,8 @@ def test_what_is_wrong_is_named(text: str, says: str) -> None:
 
 def test_a_gpu_that_is_not_there() -> None:
     check_gpus(parse_placement("gpus=0-1"), [0, 1])
+    with pytest.raises(RepositoryError, match="no NUMA node 99"):
+        check_gpus(parse_placement("gpus=0,numa=99"), [0])
     with pytest.raises(RepositoryError, match="there is no GPU 1: there are 0"):
         check_gpus(parse_placement("gpus=0-1"), [0])
     with pytest.raises(RepositoryError, match="none that can be seen"):
