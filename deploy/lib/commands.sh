@@ -6,7 +6,8 @@ ATTEMPT=() # containers that this run started and that nobody relies on yet
 
 # However this script ends, what it began and did not finish is removed.
 clean_up() {
-    trap - EXIT INT TERM HUP
+    trap - EXIT
+    trap '' INT TERM HUP
     local name
     [[ -z $DRY_RUN ]] || return 0
     for name in "${ATTEMPT[@]}"; do
@@ -17,19 +18,14 @@ clean_up() {
         fi
     done
     if ((${#ATTEMPT[@]})) && [[ -z $(containers server) ]]; then remove_network; fi
-}
-
-watch_for_end() {
-    trap clean_up EXIT
-    trap 'exit 130' INT
-    trap 'exit 143' TERM
-    trap 'exit 129' HUP
+    # Another user's, in a sticky folder, stays.
+    rm -f -- "$LOCK_FILE" 2>/dev/null || true
 }
 
 remove_network() {
-    if docker network inspect "$(slug)" >/dev/null 2>&1 && [[ $(docker network inspect --format "{{index .Labels \"$LABEL.name\"}}" "$(slug)") == "$(option name)" ]]; then
-        run_quietly docker network rm "$(slug)"
-    fi
+    local owner
+    owner=$(docker network inspect --format "{{index .Labels \"$LABEL.name\"}}" "$(slug)" 2>/dev/null) || return 0
+    if [[ $owner == "$(option name)" ]]; then run_quietly docker network rm "$(slug)"; fi
 }
 
 # load_kept CONTAINER: takes what is not said from the labels of a container.
@@ -118,7 +114,6 @@ command_start() {
     if ((${#ACTIVE[@]})); then
         die "'$(option name)' runs already: use replace to exchange it, stop to end it, or another --name and ports"
     fi
-    watch_for_end
     remove_rest
     if [[ -z $FAILED ]]; then remove_proxy; fi
     if [[ -n ${OPTION[proxy]-} ]]; then prepare blue proxy; else prepare blue; fi
@@ -145,44 +140,45 @@ remove_proxy() {
 # -- replace --------------------------------------------------------------------------------------------------------
 
 command_replace() {
-    local old slot new container code
+    local old slot new container image code
     FAILED=''
     need_engine || exit "$EXIT_CANNOT"
     lock
     survey
     ((${#ACTIVE[@]})) || die "nothing of '$(option name)' runs: use start"
-    watch_for_end
     # The newest is the one that counts: two are there after a replacement that was cut off while it ended the old one.
     old=${ACTIVE[-1]}
     load_fixed "$old"
     load_kept "$old"
     validate_start
+    if [[ -n ${OPTION[proxy]-} && $(status_of "$(container_name proxy)") != running ]]; then
+        die "the proxy does not run: stop and start"
+    fi
     remove_rest
-    for container in "${ACTIVE[@]:0:${#ACTIVE[@]}-1}"; do retire "$container"; done
+    for container in "${ACTIVE[@]:0:${#ACTIVE[@]}-1}"; do end_old "$container"; done
     slot=$(label_of "$old" slot)
     new=green
     if [[ $slot == green ]]; then new=blue; fi
-    if [[ -n ${OPTION[proxy]-} ]]; then
-        [[ $(status_of "$(container_name proxy)") == running ]] || die "the proxy does not run: stop and start"
-        set_server "$new" maint || exit "$EXIT_CANNOT"
-    fi
+    if [[ -n ${OPTION[proxy]-} ]]; then set_server "$new" maint || exit "$EXIT_CANNOT"; fi
     prepare "$new"
     bring_up "$new" healthy || {
         code=$?
         error "the old container goes on serving at $(place "$slot" grpc); the new one is removed"
         exit "$code"
     }
-    switch "$slot" "$new"
+    # From here on calls may be under way on the new container: a signal waits until it is one that is kept.
+    trap '' INT TERM HUP
+    take_in "$new"
     promote "$new"
+    exit_on_signals
+    overlap
+    image=$(inspect "$old" '{{.Image}}')
+    end_old "$old"
     if [[ -n $DRY_RUN ]]; then
-        retire "$old"
         [[ -z $FAILED ]] || exit "$EXIT_CANNOT"
         return 0
     fi
-    let_go "$slot"
-    container=$(inspect "$old" '{{.Image}}')
-    retire "$old"
-    say "to go back: deploy-triton.sh replace --name '$(option name)' --image ${container:0:19}"
+    say "to go back: deploy-triton.sh replace --name '$(option name)' --image ${image:0:19}"
     print_usage "$new" "$SERVED"
 }
 
@@ -200,33 +196,44 @@ load_fixed() {
     done
 }
 
-# switch OLD NEW: behind a proxy, calls go to the new container before it counts.
-switch() {
+# take_in SLOT: behind a proxy, calls go to the new container, too, before it counts.
+take_in() {
     [[ -n ${OPTION[proxy]-} ]] || return 0
-    set_server "$2" ready || exit "$EXIT_NOT_SERVING"
-    if ! wait_taken "$2"; then
-        set_server "$2" maint || true
-        error "the proxy does not find $(container_name "$2") healthy; the old container goes on serving"
+    set_server "$1" ready || exit "$EXIT_NOT_SERVING"
+    if ! wait_taken "$1"; then
+        set_server "$1" maint || true
+        error "the proxy does not find $(container_name "$1") healthy; the old container goes on serving"
         exit "$EXIT_NOT_SERVING"
     fi
-    set_server "$1" drain || exit "$EXIT_NOT_SERVING"
 }
 
-# let_go SLOT: gives callers the time to be on the new container before the old one ends.
-let_go() {
-    local deadline
-    if [[ -n ${OPTION[proxy]-} ]]; then
-        say "waiting until no call is under way on $(container_name "$1") …"
-        wait_drained "$1" || warn "calls are still under way there after $(option stop-timeout) s"
-        return
-    fi
-    deadline=$((SECONDS + $(option overlap)))
+# overlap: gives callers who name both containers the time to find the new one.
+overlap() {
+    local deadline=$((SECONDS + $(option overlap)))
+    [[ -z ${OPTION[proxy]-} && -z $DRY_RUN ]] || return 0
     say "both serve; the old one ends in $(option overlap) s (--overlap) …"
     # In short steps: a signal is obeyed at once, and no sleep that outlives this script holds on to its lock.
     while ((SECONDS < deadline)); do sleep "$POLL_S"; done
 }
 
-# retire CONTAINER: ends it as Triton ends, with its calls answered, and removes it.
+# end_old CONTAINER: ends it, so that its callers turn to the other one.
+end_old() {
+    local slot
+    if [[ -z ${OPTION[proxy]-} ]]; then
+        # At once. A Triton that ends in its own time refuses calls for seconds as if it had never known the model,
+        # which a caller has no reason to ask another server about; a connection that breaks is one.
+        say "ending $(inspect "$1" '{{.Name}}' | tr -d /) …"
+        remove "$1"
+        return
+    fi
+    slot=$(label_of "$1" slot)
+    set_server "$slot" drain || exit "$EXIT_NOT_SERVING"
+    say "waiting until no call is under way on $(container_name "$slot") …"
+    wait_drained "$slot" || warn "calls are still under way there after $(option stop-timeout) s"
+    retire "$1"
+}
+
+# retire CONTAINER: ends and removes it in its own time: Triton answers what is under way.
 retire() {
     say "ending $(inspect "$1" '{{.Name}}' | tr -d /) …"
     run_quietly docker stop "$1"
@@ -256,7 +263,7 @@ command_stop() {
 }
 
 command_status() {
-    local container newest='' result=0 proxy
+    local container newest='' result=0
     need_engine || exit "$EXIT_CANNOT"
     survey
     for container in $(containers server); do newest=$container; done
@@ -272,9 +279,7 @@ command_status() {
     done
     print_status "$newest" || result=$EXIT_NOT_SERVING
     if [[ -n ${OPTION[proxy]-} ]]; then
-        proxy=$(status_of "$(container_name proxy)")
-        printf '%s  %s\n' "$(container_name proxy)" "${proxy:-missing}"
-        [[ $proxy == running ]] || result=$EXIT_NOT_SERVING
+        print_proxy_status || result=$EXIT_NOT_SERVING
     fi
     printf 'for callers: %s\n' "$(grpc_addresses)"
     return "$result"

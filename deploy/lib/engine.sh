@@ -6,6 +6,7 @@ readonly LABEL=triton-vision.deploy
 readonly MIN_DOCKER=20.10
 
 ENGINE_ID='' ENGINE_ROOT='' ENGINE_RUNTIMES=''
+LOCK_FILE='' # while this script holds it
 
 # need_engine: returns 1 with a message where docker cannot be used.
 need_engine() {
@@ -44,7 +45,7 @@ older_or_equal() {
 }
 
 # lock: from here to the end of this script no other one changes the same deployment. The lock is a file that any user
-# of the engine can open; the kernel drops it with this process.
+# of the engine can open; the kernel drops it with this process, however it ends.
 lock() {
     [[ -z $DRY_RUN ]] || return 0
     local folder file
@@ -53,11 +54,24 @@ lock() {
         if [[ -d $folder && -w $folder ]]; then break; fi
     done
     file=$folder/triton-vision-$(digest "$ENGINE_ID/$(option name)").lock
-    if [[ ! -e $file ]]; then (umask 000 && set -o noclobber && : >"$file") 2>/dev/null || true; fi
-    # Opened for reading: a file of another user in a sticky folder may not be opened to be created.
-    exec 9<"$file" || die "the lock $file cannot be opened: remove it"
-    flock --exclusive --nonblock 9 ||
-        die "another deploy-triton.sh is at work on '$(option name)': wait until it has ended"
+    while true; do
+        if [[ ! -e $file ]]; then (umask 000 && set -o noclobber && : >"$file") 2>/dev/null || true; fi
+        # Opened for reading: a file of another user in a sticky folder may not be opened to be created.
+        exec 9<"$file" || die "the lock $file cannot be opened: remove it"
+        flock --exclusive --nonblock 9 ||
+            die "another deploy-triton.sh is at work on '$(option name)': wait until it has ended"
+        # Unless its last holder has just removed it, and the next one makes another.
+        if [[ $file -ef /dev/fd/9 ]]; then break; fi
+    done
+    LOCK_FILE=$file
+    trap clean_up EXIT
+    exit_on_signals
+}
+
+exit_on_signals() {
+    trap 'exit 130' INT
+    trap 'exit 143' TERM
+    trap 'exit 129' HUP
 }
 
 digest() { printf '%s' "$1" | sha256sum | cut -c 1-12; }

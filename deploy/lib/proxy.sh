@@ -35,7 +35,7 @@ start_proxy() {
         "$(option proxy-image)" haproxy -W -db -f /etc/triton-vision/haproxy.cfg)
     start_container || return
     [[ -z $DRY_RUN ]] || return 0
-    url=http://$(url_host "$address"):$http
+    url=http://$(place proxy http)
     deadline=$((SECONDS + 60))
     until WHY=$(serves "$url"); do
         if [[ $(status_of "$name") != running ]] || ((SECONDS >= deadline)); then
@@ -83,9 +83,11 @@ wait_drained() { wait_stat "$1" scur '0' "$(option stop-timeout)"; }
 
 # wait_stat SLOT COLUMN VALUE SECONDS: until the column has the value throughout.
 wait_stat() {
-    local deadline=$((SECONDS + $4))
+    local deadline=$((SECONDS + $4)) found
     [[ -z $DRY_RUN ]] || return 0
-    while server_stat "$1" "$2" | grep -qvx "$3"; do
+    while true; do
+        found=$(server_stat "$1" "$2") || found=''
+        if [[ -n $found ]] && ! grep -qvx "$3" <<<"$found"; then return 0; fi
         ((SECONDS < deadline)) || return 1
         sleep "$POLL_S"
     done

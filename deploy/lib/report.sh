@@ -81,3 +81,19 @@ $(inspect "$1" '{{.Name}}' | tr -d /)  $word
 END
     return "$result"
 }
+
+# print_proxy_status: the proxy's line; returns 1 if calls do not come through it.
+print_proxy_status() {
+    local name status names
+    name=$(container_name proxy)
+    status=$(status_of "$name")
+    if [[ $status != running ]]; then
+        printf '%s  %s\n' "$name" "${status:-missing}"
+        return 1
+    fi
+    if ! names=$(serves "http://$(place proxy http)"); then
+        printf '%s  running, but calls do not come through: %s\n' "$name" "$names"
+        return 1
+    fi
+    printf '%s  passing calls on\n' "$name"
+}

@@ -15,6 +15,7 @@ import pytest
 
 from tests.deploy.engine.deployment import Deployment, Docker
 from tests.image.conftest import base, engine, image  # noqa: F401 - fixtures
+from tests.image.engine import DOCKER
 
 PROXY = "triton-vision-test/haproxy:latest"
 PROXY_FILE = """
@@ -39,7 +40,8 @@ def docker(request: pytest.FixtureRequest) -> Docker:
     """The engine, with the image to be deployed."""
     given = os.environ.get("TRITON_VISION_TEST_IMAGE")
     if given:
-        return Docker({"DOCKER_HOST": os.environ["DOCKER_HOST"]}, given)
+        # Debian's client builds with BuildKit without a plugin, as tests/image has it.
+        return Docker({"DOCKER_HOST": os.environ["DOCKER_HOST"], "DOCKER": DOCKER}, given)
     started = request.getfixturevalue("engine")
     own = {name: value for name, value in started.environment.items() if os.environ.get(name) != value}
     return Docker(own, request.getfixturevalue("image"))

@@ -100,10 +100,11 @@ class Deployment:
     def clear(self) -> None:
         """Removes all of it, volumes too; nothing else may be left."""
         assert self("stop").code == 0
+        label = f"label=triton-vision.deploy.name={self.name}"
         assert self.containers() == set()
-        for volume in self.docker("volume", "ls", "--quiet").split():
+        assert self.docker("network", "ls", "--quiet", "--filter", label) == ""
+        for volume in self.docker("volume", "ls", "--quiet", "--filter", "dangling=true").split():
             self.docker("volume", "rm", volume)
-        assert self.docker("network", "ls", "--quiet", "--filter", "type=custom") == ""
 
 
 class Callers:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 import shutil
 import signal
@@ -15,6 +16,7 @@ import pytest
 from triton_vision_client import ImageClient
 
 from tests.deploy.engine.deployment import ENSEMBLE, PHOTO, Deployment, Docker
+from tests.deploy.engine.registry import Registry
 from tests.deploy.script import ROOT, free_port, machine
 
 Make = Callable[[str], Deployment]
@@ -84,6 +86,8 @@ def test_from_start_to_stop(docker: Docker, deploy: Make, tmp_path: Path) -> Non
     assert cats("stop").code == 0
     cats.start()
     docker("exec", name, "test", "-e", "/artifacts/kept")
+    locked = hashlib.sha256(f"{docker('info', '--format', '{{.ID}}').strip()}/{cats.name}".encode()).hexdigest()
+    assert list(Path("/run/lock").glob(f"triton-vision-{locked[:12]}*")) == []
 
 
 def test_a_port_that_is_taken(docker: Docker, deploy: Make) -> None:
@@ -188,6 +192,37 @@ def test_an_image_that_cannot_be_pulled(docker: Docker, deploy: Make) -> None:
     assert done.code == 2
     assert f"{image} cannot be pulled: check the name and 'docker login', or build it here with --build" in done.err
     assert docker.names() == set()
+
+
+@pytest.mark.parametrize("told", [(), ("--pull",)])
+def test_an_image_is_pulled(docker: Docker, deploy: Make, told: tuple[str, ...]) -> None:
+    with Registry() as registry:
+        pulled = deploy("pulled")
+        done = pulled("start", *pulled.arguments("--image", registry.image, "--min-disk", "1", *told))
+        assert f"pulling {registry.image} …" in done.err
+        # It is here, and holds no server.
+        docker("image", "rm", registry.image)
+        assert done.code == 2
+        assert re.search("docker does not start the container: .*/nothing", done.err)
+    assert docker.names() == set()
+
+
+def test_an_image_that_is_built_for_it(docker: Docker, deploy: Make, tmp_path: Path) -> None:
+    """The project's own build, of another file than Dockerfile.triton, which tests/image builds for minutes."""
+    file = tmp_path / "a file"
+    file.write_text(f"FROM {docker.image}\nARG COLOUR\nLABEL colour=$COLOUR\n")
+    built = deploy("built")
+    options = [word for option in (f"--file={file}", "--build-arg=COLOUR=red") for word in ("--build-option", option)]
+    arguments = built.arguments("--build", *options, "--image", "triton-vision-test/built:1", "--min-disk", "1")
+    done = built("start", *arguments)
+    assert done.code == 0, done.err
+    (name,) = built.containers()
+    assert docker.inspect(name)["Config"]["Labels"]["colour"] == "red"
+    file.write_text("FROM nothing\nBUILD\n")
+    done = built("replace", "--build", *options, "--min-disk", "1")
+    assert done.code == 2
+    assert "triton-vision-test/built:1 was not built: the lines above say why" in done.err
+    assert built("status").code == 0
 
 
 @pytest.mark.parametrize("gpus", ["all", "0"])
