@@ -294,7 +294,8 @@ def test_models_without_artifacts_are_left_out_with_the_reason(
     one = serve(part)
     line = one.until_ready()
     said = "\n".join(one.lines)
-    assert "left out: resnet50_trt: has no 1/model.onnx (make it: triton-vision prepare resnet50_trt)" in said
+    mend = f"make it: triton-vision prepare resnet50_trt --repository {part}"
+    assert f"left out: resnet50_trt: has no 1/model.onnx ({mend})" in said
     assert "left out: ensemble: chains resnet50_trt, which is left out" in said
     assert "ensemble_lite" in line
     with ImageClient(one.grpc, model="ensemble_lite") as client:
