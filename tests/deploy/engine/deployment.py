@@ -43,10 +43,6 @@ class Docker:
         assert done.returncode == 0, done.stderr
         return done.stdout
 
-    def names(self) -> set[str]:
-        """Every container's name, running or not."""
-        return set(self("ps", "--all", "--format", "{{.Names}}").split())
-
     def inspect(self, name: str) -> dict[str, Any]:
         """docker's account of a container."""
         found: list[dict[str, Any]] = json.loads(self("container", "inspect", name))

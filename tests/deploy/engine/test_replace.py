@@ -15,6 +15,9 @@ Make = Callable[[str], Deployment]
 NEVER = ("--health-cmd=exit 1", "--health-retries=1", "--health-start-period=1ms")
 UNHEALTHY = [word for option in NEVER for word in ("--docker-option", option)]
 
+# Enough for callers that have been there since before the last replacement.
+SOON = ("--overlap", "10")
+
 
 def test_callers_of_both_addresses_lose_no_call(docker: Docker, deploy: Make) -> None:
     cats = deploy("blue and green")
@@ -24,7 +27,7 @@ def test_callers_of_both_addresses_lose_no_call(docker: Docker, deploy: Make) ->
     green = blue.replace("-blue", "-green")
     with Callers(cats.callers_addresses()) as callers:
         callers.wait_for(10)
-        done = cats("replace", "--image", "triton-vision-test/next:1")
+        done = cats("replace", "--image", "triton-vision-test/next:1", *SOON)
         assert done.code == 0, done.err
         callers.wait_for(10)
         assert cats.containers() == {green}
@@ -37,7 +40,7 @@ def test_callers_of_both_addresses_lose_no_call(docker: Docker, deploy: Make) ->
         published = found["HostConfig"]["PortBindings"]["8001/tcp"][0]["HostPort"]
         assert int(published) == int(cats.ports["--grpc-port"]) + 10
         # And back again.
-        done = cats("replace", "--image", docker.image)
+        done = cats("replace", "--image", docker.image, *SOON)
         assert done.code == 0, done.err
         callers.wait_for(10)
         assert cats.containers() == {blue}
@@ -82,7 +85,7 @@ def test_a_new_container_that_does_not_become_healthy_changes_nothing(docker: Do
     assert cats("status").code == 0
 
 
-def test_a_replacement_that_is_cut_off_leaves_the_old_one(docker: Docker, deploy: Make) -> None:
+def test_a_replacement_that_is_cut_off_leaves_the_old_one(deploy: Make) -> None:
     cats = deploy("cut off")
     cats.start()
     (blue,) = cats.containers()
@@ -94,7 +97,7 @@ def test_a_replacement_that_is_cut_off_leaves_the_old_one(docker: Docker, deploy
         script.send_signal(signal.SIGINT)
         script.stderr.read()
     assert script.returncode == 130
-    assert docker.names() == {blue}
+    assert cats.containers() == {blue}
     # Cut off while both serve: both stay, and the next replacement ends the older one.
     with cats.begin("replace", "--overlap", "600") as script:
         assert script.stderr is not None
@@ -104,11 +107,11 @@ def test_a_replacement_that_is_cut_off_leaves_the_old_one(docker: Docker, deploy
         script.kill()
         script.stderr.read()
     green = blue.replace("-blue", "-green")
-    assert docker.names() == {blue, green}
+    assert cats.containers() == {blue, green}
     assert cats("status").code == 0
     done = cats("replace", "--overlap", "0")
     assert done.code == 0, done.err
-    assert docker.names() == {blue}
+    assert cats.containers() == {blue}
 
 
 def test_nothing_to_replace(deploy: Make) -> None:

@@ -76,12 +76,12 @@ def test_from_start_to_stop(docker: Docker, deploy: Make, tmp_path: Path) -> Non
     taken = beside("start", *beside.arguments())
     assert taken.code == 2
     assert f"port {cats.ports['--grpc-port']} of 127.0.0.1 is taken by the container {name}:" in taken.err
-    assert docker.names() == {name}
+    assert cats.containers() | beside.containers() == {name}
 
     ended = cats("stop")
     assert ended.code == 0
     assert "kept: the volume" in ended.err
-    assert docker.names() == set()
+    assert cats.containers() == set()
     assert cats("status").code == 1
     assert cats("stop").code == 0
     cats.start()
@@ -90,7 +90,7 @@ def test_from_start_to_stop(docker: Docker, deploy: Make, tmp_path: Path) -> Non
     assert list(Path("/run/lock").glob(f"triton-vision-{locked[:12]}*")) == []
 
 
-def test_a_port_that_is_taken(docker: Docker, deploy: Make) -> None:
+def test_a_port_that_is_taken(deploy: Make) -> None:
     late = deploy("late")
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", int(late.ports["--metrics-port"])))
@@ -98,7 +98,7 @@ def test_a_port_that_is_taken(docker: Docker, deploy: Make) -> None:
         done = late("start", *late.arguments())
     assert done.code == 2
     assert f"port {late.ports['--metrics-port']} of 127.0.0.1 is taken by " in done.err
-    assert docker.names() == set()
+    assert late.containers() == set()
 
 
 def test_a_port_that_is_taken_after_the_check(docker: Docker, deploy: Make, tmp_path: Path) -> None:
@@ -115,10 +115,10 @@ def test_a_port_that_is_taken_after_the_check(docker: Docker, deploy: Make, tmp_
         done = late("start", *late.arguments())
     assert done.code == 2
     assert re.search(rf"docker does not start the container: .*{late.ports['--metrics-port']}.* already", done.err)
-    assert docker.names() == set()
+    assert late.containers() == set()
 
 
-def test_a_model_that_does_not_load(docker: Docker, deploy: Make, tmp_path: Path) -> None:
+def test_a_model_that_does_not_load(deploy: Make, tmp_path: Path) -> None:
     repository = tmp_path / "my models, broken"
     shutil.copytree(ROOT / "model_repository", repository, ignore=shutil.ignore_patterns("resnet50*", "ensemble"))
     (repository / "preprocess_lite" / "1" / "model.py").write_text(BROKEN_MODEL)
@@ -131,33 +131,33 @@ def test_a_model_that_does_not_load(docker: Docker, deploy: Make, tmp_path: Path
     assert "does not serve: it ended with exit code 2" in done.err
     assert "the cat ate it" in done.err
     assert "what to do: " in done.err
-    assert docker.names() == set()
+    assert broken.containers() == set()
 
 
-def test_an_ensemble_that_is_not_served(docker: Docker, deploy: Make) -> None:
+def test_an_ensemble_that_is_not_served(deploy: Make) -> None:
     done = (missing := deploy("missing"))("start", *missing.arguments("--ensemble", "ensemble_of_mine"))
     assert (done.code, done.out) == (1, "")
     assert re.search(rf"it does not serve the ensemble ensemble_of_mine, only: .*{ENSEMBLE}", done.err)
-    assert docker.names() == set()
+    assert missing.containers() == set()
 
 
-def test_a_server_that_docker_calls_unhealthy(docker: Docker, deploy: Make) -> None:
+def test_a_server_that_docker_calls_unhealthy(deploy: Make) -> None:
     never = ("--health-cmd=echo no good; exit 1", "--health-retries=1", "--health-start-period=1ms")
     options = [word for option in never for word in ("--docker-option", option)]
     done = (ill := deploy("ill"))("start", *ill.arguments(*options))
     assert (done.code, done.out) == (1, "")
     assert "docker's health check says unhealthy: no good" in done.err
-    assert docker.names() == set()
+    assert ill.containers() == set()
 
 
-def test_a_server_that_takes_too_long(docker: Docker, deploy: Make) -> None:
+def test_a_server_that_takes_too_long(deploy: Make) -> None:
     done = (slow := deploy("slow"))("start", *slow.arguments("--timeout", "1"))
     assert (done.code, done.out) == (1, "")
     assert "it was not ready within 1 s (--timeout)" in done.err
-    assert docker.names() == set()
+    assert slow.containers() == set()
 
 
-def test_a_start_that_is_cut_off_leaves_nothing(docker: Docker, deploy: Make) -> None:
+def test_a_start_that_is_cut_off_leaves_nothing(deploy: Make) -> None:
     cut = deploy("cut off")
     with cut.begin("start", *cut.arguments()) as script:
         assert script.stderr is not None
@@ -172,7 +172,7 @@ def test_a_start_that_is_cut_off_leaves_nothing(docker: Docker, deploy: Make) ->
         script.send_signal(signal.SIGTERM)
         script.stderr.read()
     assert script.returncode == 143
-    assert docker.names() == set()
+    assert cut.containers() == set()
 
 
 def test_a_crash_is_restarted_by_docker_and_shown_by_status(docker: Docker, deploy: Make) -> None:
@@ -185,13 +185,13 @@ def test_a_crash_is_restarted_by_docker_and_shown_by_status(docker: Docker, depl
     assert "restarts 1" in cats("status").out
 
 
-def test_an_image_that_cannot_be_pulled(docker: Docker, deploy: Make) -> None:
+def test_an_image_that_cannot_be_pulled(deploy: Make) -> None:
     absent = deploy("absent")
     image = f"127.0.0.1:{free_port()}/nothing:1"
     done = absent("start", *absent.arguments("--image", image, "--min-disk", "0"))
     assert done.code == 2
     assert f"{image} cannot be pulled: check the name and 'docker login', or build it here with --build" in done.err
-    assert docker.names() == set()
+    assert absent.containers() == set()
 
 
 @pytest.mark.parametrize("told", [(), ("--pull",)])
@@ -204,7 +204,7 @@ def test_an_image_is_pulled(docker: Docker, deploy: Make, told: tuple[str, ...])
         docker("image", "rm", registry.image)
         assert done.code == 2
         assert re.search("docker does not start the container: .*/nothing", done.err)
-    assert docker.names() == set()
+    assert pulled.containers() == set()
 
 
 def test_an_image_that_is_built_for_it(docker: Docker, deploy: Make, tmp_path: Path) -> None:
@@ -236,7 +236,7 @@ def test_a_gpu_that_is_missing(docker: Docker, deploy: Make, gpus: str, tmp_path
     done = wanting("start", *wanting.arguments("--gpus", gpus))
     assert done.code == 2
     assert f"--gpus {gpus}: there is no NVIDIA driver here" in done.err
-    assert docker.names() == set()
+    assert wanting.containers() == set()
 
 
 def test_the_toolkit_of_the_real_engine(docker: Docker, deploy: Make, tmp_path: Path) -> None:
