@@ -15,7 +15,7 @@ Make = Callable[[str], Deployment]
 NEVER = ("--health-cmd=exit 1", "--health-retries=1", "--health-start-period=1ms")
 UNHEALTHY = [word for option in NEVER for word in ("--docker-option", option)]
 
-# A gRPC channel that found a server down waits before it tries again, at most about as long as the server was down: here
+# A gRPC channel that found a server down waits before it tries again, at most about as long as that was down: here
 # not the minutes for which the default is made.
 OVERLAP = ("--overlap", "40")
 
