@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import argparse
+import os
 import shlex
 import signal
 import sys
 from collections.abc import Callable
 from types import FrameType
+from typing import TYPE_CHECKING
 
 from triton_vision.cli.paths import add_repository_option, find_repository
+
+if TYPE_CHECKING:
+    from triton_vision.server.security import Security
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -59,7 +64,36 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         metavar="NAME",
         help="the prefix of the Python backend's shared memory; by default one made of the gRPC port",
     )
+    _add_security_options(parser)
     parser.set_defaults(run=run)
+
+
+def _add_security_options(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group(
+        "security",
+        "Tokens come from files, or from $TRITON_VISION_ADMIN_TOKEN, $TRITON_VISION_SHM_TOKEN and "
+        "$TRITON_VISION_INFERENCE_TOKEN; callers send them as headers (docs/security.md).",
+    )
+    group.add_argument(
+        "--tls-cert",
+        metavar="FILE",
+        help="encrypt gRPC with this certificate (PEM); HTTP and metrics then listen on 127.0.0.1 only",
+    )
+    group.add_argument("--tls-key", metavar="FILE", help="the certificate's private key (PEM, no passphrase)")
+    group.add_argument("--tls-ca", metavar="FILE", help="take only callers with a certificate of this authority")
+    for role, what in (
+        ("admin", "loading and unloading models, trace and log settings"),
+        ("shm", "shared memory"),
+        ("inference", "inference"),
+    ):
+        group.add_argument(f"--{role}-token-file", metavar="FILE", help=f"the token that {what} shall need")
+    group.add_argument(
+        "--admin-apis",
+        metavar="LIST",
+        help="what the admin token shall guard, too: of statistics, model-config, metadata, health",
+    )
+    group.add_argument("--no-http", action="store_true", help="serve no HTTP")
+    group.add_argument("--no-metrics", action="store_true", help="serve no metrics")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -80,13 +114,16 @@ def run(args: argparse.Namespace) -> int:
         placement = parse_placement(args.placement) if args.placement is not None else None
         if placement is not None and not args.dry_run:
             check_gpus(placement, [gpu.index for gpu in visible_gpus()])
-    except RepositoryError as error:
+        security = _security(args)
+        warnings = security.check(args.host)
+    except (RepositoryError, ServerError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     server = TritonServer(
         repository,
         artifacts=args.artifacts,
         placement=placement,
+        security=security,
         host=args.host,
         http_port=args.http_port,
         grpc_port=args.grpc_port,
@@ -100,7 +137,9 @@ def run(args: argparse.Namespace) -> int:
     try:
         complaint = _driver_complaint()
         if complaint:
-            print(f"warning: {complaint}", flush=True)
+            warnings.append(complaint)
+        for warning in warnings:
+            print(f"warning: {warning}", flush=True)
         server.prepare(say=lambda line: print(f"plan: {line}", flush=True), build=not args.dry_run)
         assert server.selection is not None
         for name, why in server.selection.left_out.items():
@@ -119,13 +158,22 @@ def run(args: argparse.Namespace) -> int:
             print(f"placement: {placement}", flush=True)
             if placement.gpus and not any(model.backend in ON_GPU for model in server.selection.served.values()):
                 print("warning: no model that is served here runs on a GPU, so none is placed on one", flush=True)
+        for line in security.summary():
+            print(line, flush=True)
         if args.dry_run:
             print(server.describe())
             return 0
         with server:
+            if not server.tokens_hidden:
+                print(
+                    "warning: the tokens are among tritonserver's arguments, which every user of this machine can read "
+                    "(ps), since tracing one's own processes is forbidden here (docs/security.md)",
+                    flush=True,
+                )
             variant = server.selection.config_name
             print(
-                f"ready: gRPC {server.grpc_address}, HTTP {server.http_address}, metrics {server.metrics_address}"
+                f"ready: gRPC {server.grpc_address}, HTTP {server.http_address or 'off'}, "
+                f"metrics {server.metrics_address or 'off'}"
                 f" | models: {', '.join(server.selection.served)}" + (f" | variant: {variant}" if variant else ""),
                 flush=True,
             )
@@ -136,6 +184,38 @@ def run(args: argparse.Namespace) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     return 0
+
+
+def _security(args: argparse.Namespace) -> Security:
+    """What the options and the environment say about TLS and tokens.
+
+    Raises:
+        SetupError: they contradict each other, or a token cannot be used.
+    """
+    from pathlib import Path
+
+    from triton_vision.server import SetupError
+    from triton_vision.server.certificates import Certificates
+    from triton_vision.server.security import ADMIN_APIS, ROLES, Security, parse_admin_apis, read_token
+
+    tls = None
+    if args.tls_cert or args.tls_key:
+        if not (args.tls_cert and args.tls_key):
+            raise SetupError("--tls-cert and --tls-key go together: give both")
+        tls = Certificates(Path(args.tls_cert), Path(args.tls_key), Path(args.tls_ca) if args.tls_ca else None)
+    elif args.tls_ca:
+        raise SetupError("--tls-ca needs a certificate of the server's own: give --tls-cert and --tls-key, too")
+    tokens = {role: read_token(role, getattr(args, f"{role}_token_file"), os.environ) for role in ROLES}
+    given = {role: token for role, token in tokens.items() if token is not None}
+    if args.admin_apis is not None and "admin" not in given:
+        raise SetupError("--admin-apis says what the admin token guards, and there is none: give --admin-token-file")
+    return Security(
+        tls=tls,
+        tokens=given,
+        admin_apis=parse_admin_apis(args.admin_apis) if args.admin_apis is not None else ADMIN_APIS,
+        http=not args.no_http,
+        metrics=not args.no_metrics,
+    )
 
 
 class Signals:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Mapping
 from types import TracebackType
 
 import grpc
@@ -14,9 +15,11 @@ class ServerIndex:
 
     Args:
         address: ``HOST:PORT`` of the gRPC endpoint.
+        headers: sent with every question, such as the token that opens the repository's index.
     """
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, headers: Mapping[str, str] | None = None) -> None:
+        self._metadata = tuple((headers or {}).items())
         # A proxy from the environment must not come between a keeper and its own server.
         self._channel = grpc.insecure_channel(
             address, options=[("grpc.enable_http_proxy", 0), ("grpc.initial_reconnect_backoff_ms", 100)]
@@ -26,21 +29,18 @@ class ServerIndex:
     def live(self, timeout: float) -> bool:
         """Whether the server answers within ``timeout`` seconds."""
         try:
-            answer = self._stub.ServerLive(service_pb2.ServerLiveRequest(), timeout=timeout, wait_for_ready=True)
+            answer = self._stub.ServerLive(
+                service_pb2.ServerLiveRequest(), timeout=timeout, wait_for_ready=True, metadata=self._metadata
+            )
         except grpc.RpcError:
             return False
         return bool(answer.live)
 
     def broken(self) -> dict[str, str]:
         """Model name -> why, of every model that is not ready; the reason may be empty."""
-        index = self._stub.RepositoryIndex(service_pb2.RepositoryIndexRequest(), timeout=5.0)
-        broken: dict[str, str] = {}
-        for model in index.models:
-            if model.state != "READY":
-                broken[model.name] = plain_reason(model.reason)
-            else:
-                broken.pop(model.name, None)
-        return broken
+        request = service_pb2.RepositoryIndexRequest()
+        index = self._stub.RepositoryIndex(request, timeout=5.0, metadata=self._metadata)
+        return broken_models((model.name, model.state, model.reason) for model in index.models)
 
     def __enter__(self) -> ServerIndex:
         return self
@@ -49,6 +49,17 @@ class ServerIndex:
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._channel.close()
+
+
+def broken_models(index: Iterable[tuple[str, str, str]]) -> dict[str, str]:
+    """Model name -> why, of every model in Triton's index (name, state, reason) that is not ready."""
+    broken: dict[str, str] = {}
+    for name, state, reason in index:
+        if state != "READY":
+            broken[name] = plain_reason(reason)
+        else:
+            broken.pop(name, None)
+    return broken
 
 
 def plain_reason(reason: str) -> str:

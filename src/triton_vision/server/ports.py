@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import Mapping
 from contextlib import ExitStack
 
 from triton_vision.server.errors import SetupError
 
 
-def resolve_ports(host: str, wanted: dict[str, int]) -> dict[str, int]:
+def resolve_ports(host: str, wanted: dict[str, int], elsewhere: Mapping[str, str] | None = None) -> dict[str, int]:
     """Checks that each wanted port can be bound on ``host``, and chooses a free one where 0 is wanted.
 
     Args:
         host: the address to bind, an IPv4 or IPv6 literal or a name.
         wanted: option name (``--grpc-port``) -> port, 0 for any free one.
+        elsewhere: option name -> the address to bind instead of ``host``.
 
     Raises:
         SetupError: a port is taken, may not be bound, or the host is not an address of this machine.
@@ -23,7 +25,7 @@ def resolve_ports(host: str, wanted: dict[str, int]) -> dict[str, int]:
         for option, port in wanted.items():
             if not 0 <= port <= 65535:
                 raise SetupError(f"{option} {port} is not a port: choose 1 to 65535, or 0 for any free one")
-            chosen[option] = _bind(held, host, option, port)
+            chosen[option] = _bind(held, (elsewhere or {}).get(option, host), option, port)
     return chosen
 
 

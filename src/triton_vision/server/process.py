@@ -19,14 +19,16 @@ from typing import TextIO
 from triton_vision.cpu import visible_cores
 from triton_vision.gpu import has_gpu
 from triton_vision.repository import Placement, Selection, compose, read_model, select, variants
-from triton_vision.server import guard, launch, warmup
+from triton_vision.server import conceal, guard, launch, warmup
 from triton_vision.server.errors import ModelLoadError, ServerError, ServerStartError
 from triton_vision.server.index import ServerIndex
+from triton_vision.server.local import LocalIndex
 from triton_vision.server.locate import Installation, find_installation
 from triton_vision.server.logs import LogReader, log_flags
 from triton_vision.server.plans import ensure_plans
 from triton_vision.server.ports import reachable, resolve_ports
 from triton_vision.server.rundir import RunDir
+from triton_vision.server.security import Security, variable
 from triton_vision.server.stubs import StubWatch
 
 # serve promises to end within 10 s: work in flight gets this long, then Triton is killed.
@@ -53,6 +55,7 @@ class TritonServer:
         http_port, grpc_port, metrics_port: 0 takes any free one.
         config_name: the core variant; None picks it for this machine.
         placement: on which GPUs the cores run, and for whom first; None leaves that to the configurations.
+        security: TLS and tokens; None leaves everything open.
         log_level: one of error, warning, info, verbose.
         log: where Triton's log goes; None keeps it for error messages only.
         shm_prefix: the Python backend's shared-memory prefix; None makes one of the gRPC port.
@@ -72,6 +75,7 @@ class TritonServer:
         metrics_port: int = 0,
         config_name: str | None = None,
         placement: Placement | None = None,
+        security: Security | None = None,
         log_level: str = "warning",
         log: TextIO | None = None,
         shm_prefix: str | None = None,
@@ -85,6 +89,7 @@ class TritonServer:
         self._wanted = {"--http-port": http_port, "--grpc-port": grpc_port, "--metrics-port": metrics_port}
         self._config_name = config_name
         self.placement = placement
+        self.security = security or Security()
         self._log_level = log_level
         self._log_target = log
         self._shm_prefix = shm_prefix
@@ -99,7 +104,10 @@ class TritonServer:
         self._log: LogReader | None = None
         self._installation: Installation | None = None
         self.selection: Selection | None = None
+        # Where callers on this machine reach it; empty for what is off.
         self.http_address = self.grpc_address = self.metrics_address = ""
+        self._local_address = ""
+        self.tokens_hidden = True
 
     # -- starting -----------------------------------------------------------------------------------------------
 
@@ -122,7 +130,7 @@ class TritonServer:
         )
 
     def command(self, run: Path, ports: dict[str, int], prefix: str) -> list[str]:
-        """tritonserver's command line, with its run-time folder ``run`` filled: links, and fitted configurations."""
+        """tritonserver's command line but for secrets, with its folder ``run`` filled: links, fitted configurations."""
         assert self._installation is not None
         assert self.selection is not None
         command = [
@@ -131,7 +139,8 @@ class TritonServer:
             f"--backend-directory={self._installation.link_backends(run)}",
             f"--backend-config=python,shm-region-prefix-name={prefix}",
             *(f"{option}={port}" for option, port in ports.items()),
-            *(f"--{endpoint}-address={self.host}" for endpoint in ("http", "grpc", "metrics")),
+            *(f"--{endpoint}-address={host}" for endpoint, host in self.security.hosts(self.host).items()),
+            *self.security.options(),
             # A model that fails is reported by name and reason, not by a server that is simply gone.
             "--exit-on-error=false",
             f"--exit-timeout-secs={EXIT_TIMEOUT_S}",
@@ -155,7 +164,7 @@ class TritonServer:
         assert self.selection is not None
         with tempfile.TemporaryDirectory(prefix="triton-vision-") as folder:
             command = self.command(Path(folder), self._wanted, self._shm_prefix or "triton_vision_")
-            lines = [shlex.join(command).replace(folder, "RUN")]
+            lines = [shlex.join([*command, *self.security.masked()]).replace(folder, "RUN")]
             for name, model in self.selection.served.items():
                 file = Path(folder, "models", name, model.config_file)
                 if model.config_file and file.read_bytes() != (model.path / model.config_file).read_bytes():
@@ -181,11 +190,15 @@ class TritonServer:
             self.prepare()
         assert self.selection is not None
         assert self._installation is not None
-        ports = resolve_ports(self.host, self._wanted)
+        hosts, security = self.security.hosts(self.host), self.security
+        # An endpoint that serves nobody takes nobody's port.
+        wanted = {**self._wanted, **({} if security.http else {"--http-port": 0})}
+        ports = resolve_ports(self.host, wanted, {f"--{endpoint}-port": host for endpoint, host in hosts.items()})
         prefix = self._shm_prefix or f"triton_vision_{ports['--grpc-port']}_"
-        self.http_address = reachable(self.host, ports["--http-port"])
+        self._local_address = reachable(hosts["http"], ports["--http-port"])
+        self.http_address = self._local_address if security.http else ""
         self.grpc_address = reachable(self.host, ports["--grpc-port"])
-        self.metrics_address = reachable(self.host, ports["--metrics-port"])
+        self.metrics_address = reachable(hosts["metrics"], ports["--metrics-port"]) if security.metrics else ""
         self._run = RunDir(prefix)
         try:
             self._spawn(self._installation, ports)
@@ -203,15 +216,24 @@ class TritonServer:
         command = self.command(run, ports, self._run.prefix)
         isolated = (sys.executable, "-I", "-S")
 
-        self._process = subprocess.Popen(
-            [*isolated, launch.__file__, str(os.getpid()), *command],
+        environment = {
+            # LibTorch would count the host's cores, also in a container that may use a few.
+            "OMP_NUM_THREADS": str(visible_cores()),
+            **MALLOC,
+            **installation.environment(run),
+        }
+        for role in self.security.tokens:
+            environment.pop(variable(role), None)  # no business of a model's
+        self._process, self.tokens_hidden = conceal.spawn(
+            [*isolated, launch.__file__, str(os.getpid())],
+            command,
+            self.security.secrets(),
+            environment,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
             errors="replace",
-            # LibTorch would count the host's cores, also in a container that may use a few.
-            env={"OMP_NUM_THREADS": str(visible_cores()), **MALLOC, **installation.environment(run)},
             # A session of its own: Ctrl-C reaches the keeper alone, and the stubs can be ended as a group.
             start_new_session=True,
         )
@@ -235,7 +257,7 @@ class TritonServer:
         """
         deadline = time.monotonic() + self._start_timeout
         stubs = StubWatch(self.pid)
-        with ServerIndex(self.grpc_address) as index:
+        with self._index() as index:
             while not index.live(timeout=0.1):
                 self._check_alive()
                 dead = stubs.dead_model()
@@ -246,12 +268,20 @@ class TritonServer:
                 if time.monotonic() > deadline:
                     raise ServerStartError(f"Triton was not ready within {self._start_timeout:g} s")
             broken = index.broken()
+        if self.security.tls is not None:
+            self.security.tls.seen_at(self.grpc_address)
         if broken:
             assert self._log is not None
             known = {name: why or self._log.error_about(name) for name, why in broken.items()}
             # What only fails because another model does, has no reason of its own to tell.
             told = {name: why for name, why in known.items() if why}
             raise ModelLoadError(told or dict.fromkeys(broken, "Triton gives no reason"))
+
+    def _index(self) -> ServerIndex | LocalIndex:
+        headers = self.security.headers()
+        if self.security.asks_over_http:
+            return LocalIndex(self._local_address, headers)
+        return ServerIndex(self.grpc_address, headers)
 
     def _check_alive(self) -> None:
         assert self._process is not None
@@ -265,11 +295,15 @@ class TritonServer:
     def _send_one_image(self, selection: Selection) -> None:
         """In a thread of its own, so that a stop is obeyed, and a crash noticed, while a model takes its time."""
         errors: list[ServerError] = []
+        headers = self.security.headers()
 
         def send() -> None:
             try:
                 for ensemble in selection.image_ensembles():
-                    warmup.classify_once(self.grpc_address, ensemble)
+                    if self.security.asks_over_http:
+                        LocalIndex(self._local_address, headers).classify_once(ensemble)
+                    else:
+                        warmup.classify_once(self.grpc_address, ensemble, headers=headers)
             except ServerError as error:
                 errors.append(error)
 
