@@ -18,8 +18,9 @@ from triton_vision_client._errors import (
     VisionClientError,
 )
 from triton_vision_client._images import ImageSource
+from triton_vision_client._observe import Observer, PrometheusObserver
 from triton_vision_client._options import RetryPolicy, TLSConfig
-from triton_vision_client._results import Prediction, Result
+from triton_vision_client._results import ModelInfo, Prediction, Result, ServerInfo
 from triton_vision_client._sync import ImageClient
 
 __all__ = [
@@ -29,12 +30,16 @@ __all__ = [
     "DeadlineExceededError",
     "ImageClient",
     "ImageSource",
+    "ModelInfo",
     "ModelNotFoundError",
+    "Observer",
     "Prediction",
+    "PrometheusObserver",
     "RequestTooLargeError",
     "Result",
     "RetryPolicy",
     "ServerError",
+    "ServerInfo",
     "ServerOverloadedError",
     "ServerUnavailableError",
     "TLSConfig",

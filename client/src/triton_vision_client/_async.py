@@ -3,32 +3,49 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
+import os
+import socket
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Optional, Union
+from typing import Any, Optional
 
 import grpc
+from numpy.typing import NDArray
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from triton_vision_client import _protocol
-from triton_vision_client._core import DEFAULT_TIMEOUT_S, WINDOW, Attempts, Batch, Settings, check_timeout, pack
+from triton_vision_client._balancer import Member
+from triton_vision_client._batches import Batch, pack, window
+from triton_vision_client._calls import Attempts
+from triton_vision_client._client import (
+    NOT_REACHED,
+    PROBE_S,
+    BaseClient,
+    Call,
+    Parameters,
+    degraded,
+    model_infos,
+    server_info,
+)
+from triton_vision_client._errors import VisionClientError
 from triton_vision_client._images import ImageSource, encode
-from triton_vision_client._options import RetryPolicy, TLSConfig
-from triton_vision_client._results import Result
+from triton_vision_client._results import ModelInfo, Result, ServerInfo
+from triton_vision_client._settings import Settings, check_timeout, named_host
 
 
-class _Server:
-    """One server's connection, made in the event loop that uses it."""
+class _Connection:
+    """One server's channel, made in the event loop that uses it."""
 
-    def __init__(self, url: str, settings: Settings) -> None:
-        self.url = url
+    def __init__(self, member: Member, settings: Settings) -> None:
+        options = _protocol.channel_options(member.address, member.authority)
         credentials = settings.credentials()
         self.channel = (
-            grpc.aio.insecure_channel(url, options=_protocol.channel_options(url))
+            grpc.aio.insecure_channel(member.address, options=options)
             if credentials is None
-            else grpc.aio.secure_channel(url, credentials, options=_protocol.channel_options(url))
+            else grpc.aio.secure_channel(member.address, credentials, options=options)
         )
         self.stub = service_pb2_grpc.GRPCInferenceServiceStub(self.channel)
 
@@ -37,28 +54,14 @@ class _Server:
         return bool(self.channel.get_state() == grpc.ChannelConnectivity.READY)
 
 
-class AsyncImageClient:
+class AsyncImageClient(BaseClient):
     """``ImageClient`` for asyncio: the same arguments, the same results, the same errors.
 
-    One client may be used in several event loops one after the other; each gets connections of its own.
+    One client may be used in several event loops one after the other; each gets connections of its own. ``fallback``
+    may be a coroutine function. Cancelling a call cancels it on the server, between its steps.
     """
 
-    def __init__(
-        self,
-        url: Union[str, Sequence[str]] = "localhost:8001",
-        *,
-        model: str = "ensemble",
-        tls: Optional[TLSConfig] = None,
-        headers: Optional[Mapping[str, str]] = None,
-        timeout: float = DEFAULT_TIMEOUT_S,
-        retry: Optional[RetryPolicy] = None,
-    ) -> None:
-        self._settings = Settings.of(url, model, tls, headers, timeout, retry)
-        self._settings.credentials()  # an unreadable certificate is the constructor's error, as in the twin
-        self._servers: list[_Server] = []
-        self._loop: Optional[asyncio.AbstractEventLoop] = None
-        self._preferred = 0
-        self._closed = False
+    _loop: Optional[asyncio.AbstractEventLoop] = None
 
     async def classify(
         self,
@@ -67,12 +70,26 @@ class AsyncImageClient:
         top_k: Optional[int] = None,
         model: Optional[str] = None,
         timeout: Optional[float] = None,
+        headers: Optional[Mapping[str, str]] = None,
+        traceparent: Optional[str] = None,
     ) -> Result:
-        """As ``ImageClient.classify``. Cancelling it cancels the call on the server between its steps."""
+        """As ``ImageClient.classify``."""
         _protocol.check_top_k(top_k)
-        content = encode(image)
-        timeout = self._settings.timeout if timeout is None else check_timeout(timeout)
-        response = await self._infer(model or self._settings.model, [content], top_k, False, timeout)
+        call = self._classification(
+            [encode(image)],
+            top_k=top_k,
+            mask=False,
+            model=model,
+            timeout=timeout,
+            headers=headers,
+            traceparent=traceparent,
+        )
+        try:
+            response = await self._run(call)
+        except VisionClientError as error:
+            if not self._degrades(error):
+                raise
+            return (await self._degraded([image], error))[0]
         return _protocol.parse_response(response, [image])[0]
 
     async def classify_many(
@@ -82,48 +99,89 @@ class AsyncImageClient:
         top_k: Optional[int] = None,
         model: Optional[str] = None,
         timeout: Optional[float] = None,
+        headers: Optional[Mapping[str, str]] = None,
+        traceparent: Optional[str] = None,
     ) -> AsyncIterator[Result]:
         """As ``ImageClient.classify_many``: ``async for item in client.classify_many(images)``."""
         _protocol.check_top_k(top_k)
-        timeout = self._settings.timeout if timeout is None else check_timeout(timeout)
-        model = model or self._settings.model
-        flying: deque[tuple[Batch, asyncio.Task[Any]]] = deque()
+        flying: deque[tuple[Batch, asyncio.Task[list[Result]]]] = deque()
+        await self._look_up()
+        most = window(len(self._balancer.members))
         try:
             for batch in pack(images):
-                flying.append((batch, asyncio.ensure_future(self._infer(model, batch.images, top_k, True, timeout))))
-                if len(flying) == WINDOW:
-                    for result in await _land(*flying.popleft()):
+                call = self._classification(
+                    batch.images,
+                    top_k=top_k,
+                    mask=True,
+                    model=model,
+                    timeout=timeout,
+                    headers=headers,
+                    traceparent=traceparent,
+                )
+                flying.append((batch, asyncio.ensure_future(self._answers(batch, call))))
+                # The request leaves before the next batch is read.
+                await asyncio.sleep(0)
+                if len(flying) >= most:
+                    landed, task = flying.popleft()
+                    for result in landed.merge(await task):
                         yield result
             while flying:
-                for result in await _land(*flying.popleft()):
+                landed, task = flying.popleft()
+                for result in landed.merge(await task):
                     yield result
         finally:
             for _, task in flying:
                 task.cancel()
             await asyncio.gather(*(task for _, task in flying), return_exceptions=True)
 
+    async def infer(
+        self,
+        model: str,
+        tensors: Mapping[str, Any],
+        *,
+        outputs: Sequence[str] = (),
+        parameters: Optional[Parameters] = None,
+        timeout: Optional[float] = None,
+        headers: Optional[Mapping[str, str]] = None,
+        traceparent: Optional[str] = None,
+    ) -> dict[str, NDArray[Any]]:
+        """As ``ImageClient.infer``."""
+        call = self._inference(model, tensors, outputs, parameters, timeout, headers, traceparent)
+        return _protocol.parse_tensors(await self._run(call))
+
     async def ready(self, *, model: Optional[str] = None, timeout: Optional[float] = None) -> bool:
         """Whether a server answers and has the model ready; False, not an error, if not."""
-        timeout = self._settings.timeout if timeout is None else check_timeout(timeout)
+        deadline = time.monotonic() + (self._settings.timeout if timeout is None else check_timeout(timeout))
         request = service_pb2.ModelReadyRequest(name=model or self._settings.model)
-        deadline = time.monotonic() + timeout
-        for server in self._connections():
+        await self._look_up()
+        for member in list(self._balancer.members):
             left = max(0.001, deadline - time.monotonic())
             try:
-                answer = await server.stub.ModelReady(request, timeout=left, metadata=self._settings.metadata)
+                stub = self._connection(member).stub
+                answer = await stub.ModelReady(request, timeout=left, metadata=self._settings.metadata)
             except grpc.RpcError:
                 continue
             if answer.ready:
                 return True
         return False
 
+    async def server_info(self, *, timeout: Optional[float] = None) -> ServerInfo:
+        """As ``ImageClient.server_info``."""
+        call = self._question("ServerMetadata", service_pb2.ServerMetadataRequest(), timeout)
+        return server_info(await self._run(call))
+
+    async def models(self, *, timeout: Optional[float] = None) -> list[ModelInfo]:
+        """As ``ImageClient.models``."""
+        call = self._question("RepositoryIndex", service_pb2.RepositoryIndexRequest(), timeout)
+        return model_infos(await self._run(call))
+
     async def close(self) -> None:
         """Closes the connections. Idempotent."""
         self._closed = True
-        servers, self._servers = self._servers, []
-        if self._loop is asyncio.get_running_loop():
-            for server in servers:
-                await server.channel.close()
+        connections, self._connections = self._connections, {}
+        if self._loop is asyncio.get_running_loop() and self._process == os.getpid():
+            for connection in connections.values():
+                await connection.channel.close()
 
     async def __aenter__(self) -> AsyncImageClient:
         return self
@@ -136,58 +194,111 @@ class AsyncImageClient:
     ) -> None:
         await self.close()
 
-    def _connections(self) -> list[_Server]:
+    # -- servers -------------------------------------------------------------------------------------------------
+
+    async def _look_up(self) -> None:
+        """Resolves the addresses if it is time to, and asks the ejected servers that are due."""
+        loop = asyncio.get_running_loop()
+        if self._loop is not loop or self._process != os.getpid():
+            # What belongs to a loop that is gone, or to a parent process, is left alone.
+            self._left_behind.append(self._connections)
+            self._loop, self._process, self._connections = loop, os.getpid(), {}
+            self._start_over()
+        if self._must_look_up():
+            answers = [await self._resolve(url) for url in self._settings.urls]
+            for member in self._take(answers):
+                connection = self._connections.pop(member, None)
+                if connection is not None:
+                    await connection.channel.close()
+        for member in self._balancer.due():
+            task = asyncio.ensure_future(self._probe(member))
+            self._probes.add(task)
+            task.add_done_callback(self._probes.discard)
+
+    async def _probe(self, member: Member) -> None:
+        """Asks whether the model is ready there."""
+        well = False
+        try:
+            answer = await self._connection(member).stub.ModelReady(
+                self._readiness(), timeout=PROBE_S, metadata=self._settings.metadata, wait_for_ready=True
+            )
+            well = bool(answer.ready)
+        except (grpc.RpcError, ValueError):
+            pass
+        finally:
+            self._balancer.probed(member, well)
+
+    def _connection(self, member: Member) -> _Connection:
         if self._closed:
             raise ValueError("the client is closed")
-        loop = asyncio.get_running_loop()
-        if self._loop is not loop:
-            self._loop = loop
-            self._servers = [_Server(url, self._settings) for url in self._settings.urls]
-        return self._servers
+        connection: Optional[_Connection] = self._connections.get(member)
+        if connection is None:
+            connection = self._connections[member] = _Connection(member, self._settings)
+        return connection
 
-    async def _connects(self, server: _Server, timeout: float) -> bool:
-        """Whether the server need not be passed over: a network that swallows packets must not cost the whole call."""
-        if server.connected:
-            return True
-        request = service_pb2.ServerLiveRequest()
+    async def _resolve(self, url: str) -> list[Any]:
+        named = named_host(url)
+        if named is None:
+            return []
         try:
-            await server.stub.ServerLive(request, timeout=timeout, metadata=self._settings.metadata)
-        except grpc.RpcError as error:
-            return bool(error.code() != grpc.StatusCode.DEADLINE_EXCEEDED)
-        return True
+            return await asyncio.get_running_loop().getaddrinfo(*named, type=socket.SOCK_STREAM)
+        except OSError:
+            return []
 
-    async def _infer(
-        self, model: str, images: Sequence[bytes], top_k: Optional[int], mask: bool, timeout: float
-    ) -> Any:
-        if not images:  # a batch of nothing but unreadable sources
-            return None
-        attempts = Attempts(self._settings, timeout, self._preferred)
+    # -- one request ---------------------------------------------------------------------------------------------
+
+    async def _run(self, call: Call) -> Any:
+        """Sends a request until it is answered, or there is nothing left to try."""
+        await self._look_up()
+        attempts = self._attempts(call)
         while True:
-            servers = self._connections()
-            for _ in servers[1:]:
-                if await self._connects(servers[attempts.server], attempts.connect_timeout()):
-                    break
-                attempts.pass_over()
-            server = servers[attempts.server]
-            left = attempts.remaining()
-            request = _protocol.build_request(model, images, top_k, mask, left)
+            member = attempts.next()
+            connection: Optional[_Connection] = None
             try:
-                response = await server.stub.ModelInfer(request, timeout=left, metadata=self._settings.metadata)
+                connection = self._connection(member)
+                await self._check(connection, attempts, member)
+                left = attempts.remaining()
+                send = getattr(connection.stub, call.method)
+                response = await send(call.build(left), timeout=left, metadata=call.metadata)
             except grpc.RpcError as error:
-                details = error.details() or ""
-                typed = _protocol.translate(
-                    error.code(), details, model=model, address=server.url, timeout=timeout, connected=server.connected
-                )
-                pause = attempts.pause_after(typed, details)
+                assert connection is not None
+                typed, pause = self._failed(error, call, attempts, member, connection.connected)
                 if pause is None:
                     raise typed from error
                 await asyncio.sleep(pause)
+                await self._look_up()
+            except BaseException:
+                self._balancer.ended(member)
+                raise
             else:
-                self._preferred = attempts.server
+                self._succeeded(call, attempts, member)
                 return response
 
+    async def _check(self, connection: _Connection, attempts: Attempts, member: Member) -> None:
+        """As in the synchronous twin."""
+        if attempts.may_check(member) and not connection.connected:
+            request = service_pb2.ServerLiveRequest()
+            limit = attempts.connect_timeout()
+            try:
+                await connection.stub.ServerLive(request, timeout=limit, metadata=self._settings.metadata)
+            except grpc.RpcError as error:
+                if error.code() in NOT_REACHED:
+                    raise
 
-async def _land(batch: Batch, task: asyncio.Task[Any]) -> list[Result]:
-    response = await task
-    answers = _protocol.parse_response(response, batch.travelling()) if response is not None else []
-    return list(batch.merge(answers))
+    async def _answers(self, batch: Batch, call: Call) -> list[Result]:
+        if not batch.images:
+            return []
+        try:
+            return _protocol.parse_response(await self._run(call), batch.travelling())
+        except VisionClientError as error:
+            if not self._degrades(error):
+                raise
+            return await self._degraded(batch.travelling(), error)
+
+    async def _degraded(self, sources: Sequence[Any], error: VisionClientError) -> list[Result]:
+        assert self._settings.fallback is not None
+        answers = []
+        for source in sources:
+            answer: Any = self._settings.fallback(source, error)
+            answers.append(await answer if inspect.isawaitable(answer) else answer)
+        return degraded(sources, answers)

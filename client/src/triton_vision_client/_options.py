@@ -16,18 +16,23 @@ class RetryPolicy:
     backoff with full jitter, so that many callers do not come back in step. All tries share the call's one timeout.
 
     Attributes:
-        attempts: tries in all; 1 never tries again.
+        attempts: rounds over the servers; 1 never tries again, not even another server.
         initial: seconds.
         maximum: seconds.
+        budget: how many retries each call earns for its client, so that a server in trouble sees at most so much more
+            than its share. Asking a server that this call has not tried costs nothing.
+        reserve: how many retries a client starts with, and can save.
     """
 
     attempts: int = 4
     initial: float = 0.1
     maximum: float = 2.0
+    budget: float = 0.2
+    reserve: float = 20.0
 
     def __post_init__(self) -> None:
-        if self.attempts < 1 or self.initial < 0 or self.maximum < 0:
-            raise ValueError("attempts must be at least 1, and the pauses at least 0 s")
+        if self.attempts < 1 or min(self.initial, self.maximum, self.budget, self.reserve) < 0:
+            raise ValueError("attempts must be at least 1, and pauses, budget and reserve at least 0")
 
     def pause(self, retry: int) -> float:
         """Seconds to wait before retry number ``retry``, from 0."""

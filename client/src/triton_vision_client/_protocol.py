@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Sequence
-from typing import Any, Optional
+from collections.abc import Mapping, Sequence
+from typing import Any, Optional, Union
 
 import grpc
 import numpy as np
+from numpy.typing import NDArray
 from tritonclient.grpc import service_pb2
 
 from triton_vision_client._errors import (
@@ -24,6 +25,13 @@ from triton_vision_client._errors import (
 )
 from triton_vision_client._results import Prediction, Result
 
+# Triton's datatypes (its model configuration documentation) and numpy's.
+NUMPY_TYPES = {
+    "BOOL": np.dtype(np.bool_),
+    **{f"{sign}INT{bits}": np.dtype(f"{sign.lower()}int{bits}") for sign in ("", "U") for bits in (8, 16, 32, 64)},
+    **{f"FP{bits}": np.dtype(f"float{bits}") for bits in (16, 32, 64)},
+}
+DATATYPES = {dtype: name for name, dtype in NUMPY_TYPES.items()}
 OUTPUTS = ("LABELS", "CLASS_IDS", "SCORES", "STATUS")
 # How many images a request may carry: the ensembles' max_batch_size.
 MAX_BATCH = 32
@@ -33,10 +41,31 @@ LOOPBACK = re.compile(
 REFUSAL = re.compile(r"image (\d+): ([a-z_]+): (.*)", re.DOTALL)
 
 
-def channel_options(url: str) -> list[tuple[str, int]]:
-    """gRPC's options for a connection to ``url``."""
+# A connection that has fallen silent is noticed after KEEPALIVE_S + ANSWER_S, while a call waits for its answer.
+# Triton's defaults take that: gRPC sends two pings at most without data of its own in between, and a server closes a
+# connection only at the third that comes too soon.
+KEEPALIVE_S, ANSWER_S = 5, 3
+# How soon a server that is back is found, in milliseconds; gRPC's own default waits up to two minutes.
+FIRST_RECONNECT_MS, LAST_RECONNECT_MS, CONNECT_MS = 100, 1000, 3000
+
+
+def channel_options(url: str, authority: Optional[str] = None) -> list[tuple[str, Union[int, str]]]:
+    """gRPC's options for a connection to ``url``, whose certificate holds the name ``authority``."""
     # No limit of our own: protobuf's (2 GiB) and the server's hold.
-    options = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
+    options: list[tuple[str, Union[int, str]]] = [
+        ("grpc.max_send_message_length", -1),
+        ("grpc.max_receive_message_length", -1),
+        ("grpc.keepalive_time_ms", KEEPALIVE_S * 1000),
+        ("grpc.keepalive_timeout_ms", ANSWER_S * 1000),
+        ("grpc.http2.max_pings_without_data", 2),
+        ("grpc.initial_reconnect_backoff_ms", FIRST_RECONNECT_MS),
+        ("grpc.max_reconnect_backoff_ms", LAST_RECONNECT_MS),
+        ("grpc.min_reconnect_backoff_ms", CONNECT_MS),
+        # Clients of one process that talk to the same server must not share what happens to one's connection.
+        ("grpc.use_local_subchannel_pool", 1),
+    ]
+    if authority is not None:
+        options += [("grpc.ssl_target_name_override", authority), ("grpc.default_authority", authority)]
     if LOOPBACK.match(url):
         # A proxy of the environment is there for other hosts, whether or not no_proxy says so.
         options.append(("grpc.enable_http_proxy", 0))
@@ -64,6 +93,82 @@ def build_request(model: str, images: Sequence[bytes], top_k: Optional[int], mas
         b"".join(part for image in images for part in (struct.pack("<I", len(image)), image))
     )
     return request
+
+
+def parameters_of(request: Any, parameters: Mapping[str, Union[bool, int, float, str]]) -> None:
+    """Adds request parameters.
+
+    Raises:
+        TypeError: a value is none of bool, int, float, str.
+    """
+    for key, value in parameters.items():
+        if isinstance(value, bool):
+            request.parameters[key].bool_param = value
+        elif isinstance(value, int):
+            request.parameters[key].int64_param = value
+        elif isinstance(value, float):
+            request.parameters[key].double_param = value
+        elif isinstance(value, str):
+            request.parameters[key].string_param = value
+        else:
+            raise TypeError(f"parameter {key!r} must be a bool, an int, a float or a str, not {type(value).__name__}")
+
+
+def build_tensors(
+    model: str,
+    tensors: Mapping[str, Any],
+    outputs: Sequence[str],
+    parameters: Mapping[str, Union[bool, int, float, str]],
+    version: str = "",
+) -> Any:
+    """A ``ModelInferRequest`` of any tensors.
+
+    Raises:
+        TypeError: an array's dtype has no Triton datatype, or a parameter's type none of its own.
+    """
+    request = service_pb2.ModelInferRequest(model_name=model, model_version=version)
+    for name, value in tensors.items():
+        array = np.asarray(value)
+        datatype, content = _pack(name, array)
+        request.inputs.add(name=name, datatype=datatype, shape=list(array.shape))
+        request.raw_input_contents.append(content)
+    for name in outputs:
+        request.outputs.add(name=name)
+    parameters_of(request, parameters)
+    return request
+
+
+def _pack(name: str, array: NDArray[Any]) -> tuple[str, bytes]:
+    if array.dtype.kind in "OSU":
+        parts = []
+        for item in array.ravel():
+            content = item if isinstance(item, bytes) else str(item).encode()
+            parts += [struct.pack("<I", len(content)), content]
+        return "BYTES", b"".join(parts)
+    datatype = DATATYPES.get(array.dtype.newbyteorder("="))
+    if datatype is None:
+        raise TypeError(f"tensor {name!r}: {array.dtype} has no Triton datatype")
+    return datatype, np.ascontiguousarray(array, array.dtype.newbyteorder("<")).tobytes()
+
+
+def parse_tensors(response: Any) -> dict[str, NDArray[Any]]:
+    """The response's tensors by name; BYTES as arrays of ``bytes`` objects.
+
+    Raises:
+        ServerError: the response is not whole.
+    """
+    tensors = {}
+    for output, content in zip(response.outputs, response.raw_output_contents):
+        shape = tuple(output.shape)
+        try:
+            if output.datatype == "BYTES":
+                flat = np.array(_elements(content, int(np.prod(shape))), np.object_)
+            else:
+                flat = np.frombuffer(content, NUMPY_TYPES[output.datatype]).copy()
+            tensors[output.name] = flat.reshape(shape)
+        except (KeyError, ValueError, struct.error):
+            raise ServerError(f"tensor {output.name!r} ({output.datatype}, {list(shape)}) cannot be read") from None
+    return tensors
 
 
 def check_top_k(top_k: Optional[int]) -> None:
@@ -102,13 +207,17 @@ def parse_response(response: Any, sources: Sequence[Any]) -> list[Result]:
 
 
 def _strings(raw: bytes, count: int) -> list[str]:
+    return [element.decode("utf-8", "replace") for element in _elements(raw, count)]
+
+
+def _elements(raw: bytes, count: int) -> list[bytes]:
     """A BYTES tensor: each element its length in four bytes, little endian, then its bytes."""
-    strings, at = [], 0
+    elements, at = [], 0
     for _ in range(count):
         (length,) = struct.unpack_from("<I", raw, at)
-        strings.append(raw[at + 4 : at + 4 + length].decode("utf-8", "replace"))
+        elements.append(raw[at + 4 : at + 4 + length])
         at += 4 + length
-    return strings
+    return elements
 
 
 def _refusal(status: str, index: Optional[int]) -> BadImageError:
@@ -175,7 +284,10 @@ def _unavailable(details: str, lower: str, model: str, address: str) -> VisionCl
 
 
 def may_retry(error: VisionClientError, details: str) -> bool:
-    """Whether another try may help: nothing was reached, or a queue was full; never after a wait in a queue."""
+    """Whether another try may help: nothing was reached, a model is broken or not there (yet), or a queue was full.
+
+    Never after a wait in a queue: the time is gone, and the next queue may be as long.
+    """
     if isinstance(error, ServerOverloadedError):
         return "timeout" not in details.lower()
-    return isinstance(error, ServerUnavailableError)
+    return isinstance(error, (ServerUnavailableError, ModelNotFoundError))

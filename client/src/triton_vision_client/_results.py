@@ -25,8 +25,39 @@ class Result:
         source: the image as the caller gave it.
         predictions: the best classes, best first; empty if the image was refused.
         error: why it was refused, or None.
+        degraded: whether the client's ``fallback`` has answered, because no server did.
     """
 
     source: Any
     predictions: tuple[Prediction, ...] = ()
     error: Optional[BadImageError] = None
+    degraded: bool = False
+
+
+@dataclass(frozen=True)
+class ServerInfo:
+    """What a server tells about itself."""
+
+    name: str
+    version: str
+    extensions: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class ModelInfo:
+    """One version of one model in a server's repository.
+
+    Attributes:
+        state: ``READY``, ``LOADING``, ``UNLOADING``, ``UNAVAILABLE`` or, before it was ever loaded, empty.
+        reason: why it is in that state, if there is anything to say.
+    """
+
+    name: str
+    version: str
+    state: str
+    reason: str = ""
+
+    @property
+    def ready(self) -> bool:
+        """Whether it answers."""
+        return self.state == "READY"

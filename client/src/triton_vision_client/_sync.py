@@ -2,33 +2,49 @@
 
 from __future__ import annotations
 
+import os
+import socket
 import threading
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Optional, Union
+from typing import Any, Optional
 
 import grpc
+from numpy.typing import NDArray
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from triton_vision_client import _protocol
-from triton_vision_client._core import DEFAULT_TIMEOUT_S, WINDOW, Attempts, Batch, Settings, check_timeout, pack
+from triton_vision_client._balancer import Member
+from triton_vision_client._batches import Batch, pack, window
+from triton_vision_client._calls import Attempts
+from triton_vision_client._client import (
+    NOT_REACHED,
+    PROBE_S,
+    BaseClient,
+    Call,
+    Parameters,
+    degraded,
+    model_infos,
+    server_info,
+)
+from triton_vision_client._errors import VisionClientError
 from triton_vision_client._images import ImageSource, encode
-from triton_vision_client._options import RetryPolicy, TLSConfig
-from triton_vision_client._results import Result
+from triton_vision_client._results import ModelInfo, Result, ServerInfo
+from triton_vision_client._settings import Settings, check_timeout, named_host
 
 
-class _Server:
-    """One server's connection."""
+class _Connection:
+    """One server's channel."""
 
-    def __init__(self, url: str, settings: Settings) -> None:
-        self.url = url
+    def __init__(self, member: Member, settings: Settings) -> None:
+        options = _protocol.channel_options(member.address, member.authority)
         credentials = settings.credentials()
         self.channel = (
-            grpc.insecure_channel(url, options=_protocol.channel_options(url))
+            grpc.insecure_channel(member.address, options=options)
             if credentials is None
-            else grpc.secure_channel(url, credentials, options=_protocol.channel_options(url))
+            else grpc.secure_channel(member.address, credentials, options=options)
         )
         self.stub = service_pb2_grpc.GRPCInferenceServiceStub(self.channel)
 
@@ -43,38 +59,27 @@ class _Server:
         return check is None or bool(check(False) == grpc.ChannelConnectivity.READY.value[0])
 
 
-class ImageClient:
-    """Classifies images on an image ensemble over gRPC. Safe to use from several threads.
+class ImageClient(BaseClient):
+    """Classifies images on an image ensemble over gRPC. Safe to use from several threads, and after a fork.
 
     Args:
-        url: ``HOST:PORT`` of the server's gRPC endpoint, or several of them: a server that cannot be reached is
-            passed over for the next.
+        url: ``HOST:PORT`` of the server's gRPC endpoint, or several of them. A name that resolves to several addresses
+            stands for as many servers. Each call goes to the one with the fewest under way; one that fails is left
+            alone until it is well again, and its calls go to the others.
         model: the ensemble.
         tls: certificates for an encrypted connection; None connects in the clear.
         headers: sent with every call, such as ``{"authorization": "Bearer …"}``.
-        timeout: seconds for a whole call, its retries included.
+        timeout: seconds for a whole call, its retries included. The server is told what is left of it, and drops work
+            that nobody waits for.
         retry: how a call that reached no server is tried again.
+        fallback: answers instead of servers that cannot be reached, are overloaded or late: takes the image as given
+            and the error, returns Predictions. Its results are marked ``degraded``.
+        observer: is told of calls, retries and ejections; see ``PrometheusObserver``.
 
     Raises:
         ValueError: an argument cannot work.
         OSError: a certificate cannot be read.
     """
-
-    def __init__(
-        self,
-        url: Union[str, Sequence[str]] = "localhost:8001",
-        *,
-        model: str = "ensemble",
-        tls: Optional[TLSConfig] = None,
-        headers: Optional[Mapping[str, str]] = None,
-        timeout: float = DEFAULT_TIMEOUT_S,
-        retry: Optional[RetryPolicy] = None,
-    ) -> None:
-        self._settings = Settings.of(url, model, tls, headers, timeout, retry)
-        self._servers = [_Server(one, self._settings) for one in self._settings.urls]
-        self._preferred = 0
-        self._lock = threading.Lock()
-        self._closed = False
 
     def classify(
         self,
@@ -83,6 +88,8 @@ class ImageClient:
         top_k: Optional[int] = None,
         model: Optional[str] = None,
         timeout: Optional[float] = None,
+        headers: Optional[Mapping[str, str]] = None,
+        traceparent: Optional[str] = None,
     ) -> Result:
         """Classifies one image.
 
@@ -91,6 +98,8 @@ class ImageClient:
             top_k: how many classes; None leaves it to the server (5).
             model: another ensemble than the client's.
             timeout: seconds, instead of the client's.
+            headers: for this call, beside the client's.
+            traceparent: the trace that the call belongs to (W3C Trace Context), passed on.
 
         Raises:
             BadImageError: the server refuses the image.
@@ -100,10 +109,21 @@ class ImageClient:
             TypeError, ValueError: this is nothing that can be an image, or an argument is wrong.
         """
         _protocol.check_top_k(top_k)
-        content = encode(image)
-        timeout = self._settings.timeout if timeout is None else check_timeout(timeout)
-        model = model or self._settings.model
-        response = self._infer(model, [content], top_k, False, timeout)
+        call = self._classification(
+            [encode(image)],
+            top_k=top_k,
+            mask=False,
+            model=model,
+            timeout=timeout,
+            headers=headers,
+            traceparent=traceparent,
+        )
+        try:
+            response = self._run(call)
+        except VisionClientError as error:
+            if not self._degrades(error):
+                raise
+            return self._degraded([image], error)[0]
         return _protocol.parse_response(response, [image])[0]
 
     def classify_many(
@@ -113,6 +133,8 @@ class ImageClient:
         top_k: Optional[int] = None,
         model: Optional[str] = None,
         timeout: Optional[float] = None,
+        headers: Optional[Mapping[str, str]] = None,
+        traceparent: Optional[str] = None,
     ) -> Iterator[Result]:
         """Classifies any number of images; yields one Result for each, in their order.
 
@@ -127,29 +149,80 @@ class ImageClient:
             VisionClientError: a request failed as a whole; the results so far have been yielded.
         """
         _protocol.check_top_k(top_k)
-        timeout = self._settings.timeout if timeout is None else check_timeout(timeout)
-        return self._stream(pack(images), top_k, model or self._settings.model, timeout)
+
+        def call_of(batch: Batch) -> Call:
+            return self._classification(
+                batch.images,
+                top_k=top_k,
+                mask=True,
+                model=model,
+                timeout=timeout,
+                headers=headers,
+                traceparent=traceparent,
+            )
+
+        call_of(Batch())  # what is wrong with the arguments is said here, not at the first result
+        return self._stream(images, call_of)
+
+    def infer(
+        self,
+        model: str,
+        tensors: Mapping[str, Any],
+        *,
+        outputs: Sequence[str] = (),
+        parameters: Optional[Parameters] = None,
+        timeout: Optional[float] = None,
+        headers: Optional[Mapping[str, str]] = None,
+        traceparent: Optional[str] = None,
+    ) -> dict[str, NDArray[Any]]:
+        """Any model, any tensors.
+
+        Args:
+            tensors: name -> array, with the batch dimension if the model has one. Strings and bytes become BYTES.
+            outputs: which ones; none means all.
+            parameters: of the request, such as ``{"top_k": 3}``.
+
+        Returns:
+            Name -> array; BYTES as arrays of ``bytes`` objects.
+
+        Raises:
+            VisionClientError: the call failed; see the tree of errors.
+            TypeError: an array's dtype, or a parameter's type, cannot be sent.
+        """
+        call = self._inference(model, tensors, outputs, parameters, timeout, headers, traceparent)
+        return _protocol.parse_tensors(self._run(call))
 
     def ready(self, *, model: Optional[str] = None, timeout: Optional[float] = None) -> bool:
         """Whether a server answers and has the model ready; False, not an error, if not."""
-        timeout = self._settings.timeout if timeout is None else check_timeout(timeout)
+        deadline = time.monotonic() + (self._settings.timeout if timeout is None else check_timeout(timeout))
         request = service_pb2.ModelReadyRequest(name=model or self._settings.model)
-        deadline = time.monotonic() + timeout
-        for server in self._servers:
+        self._look_up()
+        for member in list(self._balancer.members):
             left = max(0.001, deadline - time.monotonic())
             try:
-                if server.stub.ModelReady(request, timeout=left, metadata=self._settings.metadata).ready:
+                stub = self._connection(member).stub
+                if stub.ModelReady(request, timeout=left, metadata=self._settings.metadata).ready:
                     return True
             except grpc.RpcError:
                 continue
         return False
 
+    def server_info(self, *, timeout: Optional[float] = None) -> ServerInfo:
+        """Name, version and extensions of a server; raises VisionClientError if none answers."""
+        return server_info(self._run(self._question("ServerMetadata", service_pb2.ServerMetadataRequest(), timeout)))
+
+    def models(self, *, timeout: Optional[float] = None) -> list[ModelInfo]:
+        """The models of a server's repository and their states; raises VisionClientError if none answers."""
+        return model_infos(self._run(self._question("RepositoryIndex", service_pb2.RepositoryIndexRequest(), timeout)))
+
     def close(self) -> None:
         """Closes the connections. Idempotent."""
-        if not self._closed:
-            self._closed = True
-            for server in self._servers:
-                server.channel.close()
+        self._closed = True
+        with self._lock:
+            connections, self._connections = self._connections, {}
+        if self._process == os.getpid():
+            for connection in connections.values():
+                connection.channel.close()
 
     def __enter__(self) -> ImageClient:
         return self
@@ -162,97 +235,187 @@ class ImageClient:
     ) -> None:
         self.close()
 
-    # -- one request --------------------------------------------------------------------------------------------
+    # -- servers -------------------------------------------------------------------------------------------------
 
-    def _stream(self, batches: Iterator[Batch], top_k: Optional[int], model: str, timeout: float) -> Iterator[Result]:
+    def _look_up(self) -> None:
+        """Resolves the addresses if it is time to, and asks the ejected servers that are due."""
+        if self._process != os.getpid():
+            self._after_fork()
+        if self._must_look_up():
+            for member in self._take([_resolve(url) for url in self._settings.urls]):
+                with self._lock:
+                    connection = self._connections.pop(member, None)
+                if connection is not None:
+                    connection.channel.close()
+        for member in self._balancer.due():
+            self._probe(member)
+
+    def _probe(self, member: Member) -> None:
+        """Asks whether the model is ready there, without waiting for the answer."""
+
+        def told(answer: Any) -> None:
+            well = not answer.cancelled() and answer.exception() is None and answer.result().ready
+            self._balancer.probed(member, well)
+
+        request = self._readiness()
+        # Waits for the connection, which gRPC makes in the meantime.
+        asked = self._connection(member).stub.ModelReady.future(
+            request, timeout=PROBE_S, metadata=self._settings.metadata, wait_for_ready=True
+        )
+        asked.add_done_callback(told)
+
+    def _connection(self, member: Member) -> _Connection:
+        with self._lock:
+            if self._closed:
+                raise ValueError("the client is closed")
+            connection = self._connections.get(member)
+            if connection is None:
+                connection = self._connections[member] = _Connection(member, self._settings)
+            return connection
+
+    def _after_fork(self) -> None:
+        """A child gets connections of its own. The parent's stay untouched: closing them here would disturb it."""
+        self._left_behind.append(self._connections)
+        self._lock, self._connections, self._process = threading.Lock(), {}, os.getpid()
+        self._start_over()
+
+    # -- one request ---------------------------------------------------------------------------------------------
+
+    def _run(self, call: Call) -> Any:
+        """Sends a request until it is answered, or there is nothing left to try."""
+        self._look_up()
+        attempts = self._attempts(call)
+        while True:
+            member = attempts.next()
+            connection: Optional[_Connection] = None
+            try:
+                connection = self._connection(member)
+                self._check(connection, attempts, member)
+                left = attempts.remaining()
+                send = getattr(connection.stub, call.method)
+                response = send(call.build(left), timeout=left, metadata=call.metadata)
+            except grpc.RpcError as error:
+                assert connection is not None
+                typed, pause = self._failed(error, call, attempts, member, connection.connected)
+                if pause is None:
+                    raise typed from error
+                time.sleep(pause)
+                self._look_up()
+            except BaseException:
+                self._balancer.ended(member)
+                raise
+            else:
+                self._succeeded(call, attempts, member)
+                return response
+
+    def _check(self, connection: _Connection, attempts: Attempts, member: Member) -> None:
+        """A network that swallows packets must not cost the whole call, where another server might answer.
+
+        Raises:
+            grpc.RpcError: the server could not be reached in the time that is due to it.
+        """
+        if attempts.may_check(member) and not connection.connected:
+            request = service_pb2.ServerLiveRequest()
+            limit = attempts.connect_timeout()
+            try:
+                connection.stub.ServerLive(request, timeout=limit, metadata=self._settings.metadata)
+            except grpc.RpcError as error:
+                if error.code() in NOT_REACHED:
+                    raise
+
+    def _stream(self, images: Iterable[ImageSource], call_of: Any) -> Iterator[Result]:
         flying: deque[tuple[Batch, Optional[_Flight]]] = deque()
+        self._look_up()
+        most = window(len(self._balancer.members))
         try:
-            for batch in batches:
-                flight = _Flight(self, model, batch.images, top_k, timeout) if batch.images else None
-                flying.append((batch, flight))
-                if len(flying) == WINDOW:
-                    yield from _land(*flying.popleft())
+            for batch in pack(images):
+                flying.append((batch, _Flight(self, call_of(batch)) if batch.images else None))
+                if len(flying) >= most:
+                    yield from self._land(*flying.popleft())
             while flying:
-                yield from _land(*flying.popleft())
+                yield from self._land(*flying.popleft())
         finally:
             for _, flight in flying:  # the caller stopped early, or a request failed
                 if flight is not None:
                     flight.cancel()
 
-    def _infer(self, model: str, images: Sequence[bytes], top_k: Optional[int], mask: bool, timeout: float) -> Any:
-        attempts = Attempts(self._settings, timeout, self._preferred)
-        while True:
-            call = self._start(attempts, model, images, top_k, mask)
-            answer, pause = self._finish(call, attempts, model, timeout)
-            if pause is None:
-                return answer
-            time.sleep(pause)
+    def _land(self, batch: Batch, flight: Optional[_Flight]) -> Iterator[Result]:
+        answers: list[Result] = []
+        if flight is not None:
+            try:
+                answers = _protocol.parse_response(flight.land(), batch.travelling())
+            except VisionClientError as error:
+                if not self._degrades(error):
+                    raise
+                answers = self._degraded(batch.travelling(), error)
+        yield from batch.merge(answers)
 
-    def _start(self, attempts: Attempts, model: str, images: Sequence[bytes], top_k: Optional[int], mask: bool) -> Any:
-        if self._closed:
-            raise ValueError("the client is closed")
-        for _ in self._servers[1:]:
-            if self._connects(self._servers[attempts.server], attempts.connect_timeout()):
-                break
-            attempts.pass_over()
-        left = attempts.remaining()
-        request = _protocol.build_request(model, images, top_k, mask, left)
-        server = self._servers[attempts.server]
-        return server.stub.ModelInfer.future(request, timeout=left, metadata=self._settings.metadata)
-
-    def _connects(self, server: _Server, timeout: float) -> bool:
-        """Whether the server need not be passed over: a network that swallows packets must not cost the whole call."""
-        if server.connected:
-            return True
-        try:
-            server.stub.ServerLive(service_pb2.ServerLiveRequest(), timeout=timeout, metadata=self._settings.metadata)
-        except grpc.RpcError as error:
-            return bool(error.code() != grpc.StatusCode.DEADLINE_EXCEEDED)
-        return True
-
-    def _finish(self, call: Any, attempts: Attempts, model: str, timeout: float) -> tuple[Any, Optional[float]]:
-        """The response and None, or anything and the pause before the next try; raises if there is none."""
-        server = self._servers[attempts.server]
-        try:
-            response = call.result()
-        except grpc.RpcError as error:
-            details = error.details() or ""
-            typed = _protocol.translate(
-                error.code(), details, model=model, address=server.url, timeout=timeout, connected=server.connected
-            )
-            pause = attempts.pause_after(typed, details)
-            if pause is None:
-                raise typed from error
-            return None, pause
-        with self._lock:
-            self._preferred = attempts.server
-        return response, None
+    def _degraded(self, sources: Sequence[Any], error: VisionClientError) -> list[Result]:
+        assert self._settings.fallback is not None
+        return degraded(sources, [self._settings.fallback(source, error) for source in sources])
 
 
 class _Flight:
     """A request of ``classify_many`` that is under way; tried again, if need be, when its turn comes."""
 
-    def __init__(
-        self, client: ImageClient, model: str, images: Sequence[bytes], top_k: Optional[int], timeout: float
-    ) -> None:
-        self._client, self._model, self._images, self._top_k, self._timeout = client, model, images, top_k, timeout
-        self._attempts = Attempts(client._settings, timeout, client._preferred)
-        self._call = client._start(self._attempts, model, images, top_k, True)
+    def __init__(self, client: ImageClient, call: Call) -> None:
+        self._client, self._call = client, call
+        client._look_up()
+        self._attempts = client._attempts(call)
+        self._start()
+
+    def _start(self) -> None:
+        self._failure: Optional[grpc.RpcError] = None
+        self._member = self._attempts.next()
+        self._connection: Optional[_Connection] = None
+        try:
+            self._connection = self._client._connection(self._member)
+            self._client._check(self._connection, self._attempts, self._member)
+            left = self._attempts.remaining()
+            send = getattr(self._connection.stub, self._call.method).future
+            self._answer = send(self._call.build(left), timeout=left, metadata=self._call.metadata)
+        except grpc.RpcError as error:
+            self._failure = error
+        except BaseException:
+            self._client._balancer.ended(self._member)
+            raise
 
     def land(self) -> Any:
+        """The response; raises the typed error if there is none."""
+        client = self._client
         while True:
-            answer, pause = self._client._finish(self._call, self._attempts, self._model, self._timeout)
-            if pause is None:
-                return answer
-            time.sleep(pause)
-            self._call = self._client._start(self._attempts, self._model, self._images, self._top_k, True)
+            try:
+                if self._failure is not None:
+                    raise self._failure
+                response = self._answer.result()
+            except grpc.RpcError as error:
+                assert self._connection is not None
+                connected = self._connection.connected
+                typed, pause = client._failed(error, self._call, self._attempts, self._member, connected)
+                if pause is None:
+                    raise typed from error
+                time.sleep(pause)
+                client._look_up()
+                self._start()
+            except BaseException:
+                self.cancel()
+                raise
+            else:
+                client._succeeded(self._call, self._attempts, self._member)
+                return response
 
     def cancel(self) -> None:
-        self._call.cancel()
+        if self._failure is None:
+            self._answer.cancel()
+        self._client._balancer.ended(self._member)
 
 
-def _land(batch: Batch, flight: Optional[_Flight]) -> Iterator[Result]:
-    answers: list[Result] = []
-    if flight is not None:
-        answers = _protocol.parse_response(flight.land(), batch.travelling())
-    yield from batch.merge(answers)
+def _resolve(url: str) -> list[Any]:
+    """The resolver's answer for a name; nothing for another address, or where there is none, which gRPC will say."""
+    named = named_host(url)
+    if named is None:
+        return []
+    try:
+        return socket.getaddrinfo(*named, type=socket.SOCK_STREAM)
+    except OSError:
+        return []

@@ -1,0 +1,146 @@
+"""Which of several servers takes the next call: least outstanding, ejection and return. No I/O in here."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Callable, Optional
+
+# How long a server that failed is left alone: doubled with each failure in a row, up to the longest.
+FIRST_EJECTION_S = 0.25
+LONGEST_EJECTION_S = 4.0
+
+
+@dataclass(eq=False)
+class Member:
+    """One server, and what is known of it.
+
+    Attributes:
+        address: ``HOST:PORT``, as messages show it and gRPC connects to it.
+        authority: the name that its certificate must hold, where ``address`` is not that name.
+        outstanding: calls under way.
+        proven: whether its last call reached it.
+    """
+
+    address: str
+    authority: Optional[str] = None
+    outstanding: int = 0
+    proven: bool = False
+    failures: int = 0
+    ejected_until: float = 0.0
+    probing: bool = False
+    # Back from an ejection, but yet to answer a call: it gets one at a time.
+    on_trial: bool = False
+
+
+class Balancer:
+    """Chooses among the members, and learns from how calls end. Safe to use from several threads.
+
+    Args:
+        members: at least one.
+        on_ejection: told of each member that is ejected.
+    """
+
+    def __init__(
+        self,
+        members: Sequence[Member],
+        on_ejection: Optional[Callable[[Member], None]] = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.members = list(members)
+        self._on_ejection = on_ejection
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._turn = 0
+
+    def pick(self, tried: Iterable[Member] = ()) -> Member:
+        """The member for the next call, counted as under way there until ``ended``.
+
+        Of those in rotation that this call has not tried, the one with the fewest calls under way. If there is none:
+        of those that it has not tried; then of those in rotation; then of all, for a call must go somewhere.
+        """
+        with self._lock:
+            skip = set(tried)
+            fresh = [member for member in self.members if member not in skip]
+            rotation = [member for member in self.members if self._in_rotation(member)]
+            both = [member for member in fresh if member in rotation]
+            chosen = self._least(both or fresh or rotation or self.members)
+            chosen.outstanding += 1
+            return chosen
+
+    def has_untried(self, tried: Iterable[Member]) -> bool:
+        """Whether there is a member in rotation that a call has not tried."""
+        with self._lock:
+            skip = set(tried)
+            return any(member not in skip and self._in_rotation(member) for member in self.members)
+
+    def answered(self, member: Member) -> None:
+        """A call ended, and the server did what it should: with an answer, or a refusal that is the caller's affair."""
+        with self._lock:
+            member.outstanding -= 1
+            member.proven = True
+            member.failures, member.ejected_until, member.on_trial = 0, 0.0, False
+
+    def failed(self, member: Member) -> None:
+        """A call ended because the server could not be reached, or its model is broken: it is ejected."""
+        with self._lock:
+            member.outstanding -= 1
+            member.proven = False
+            ejected = self._eject(member)
+        if ejected and self._on_ejection is not None:
+            self._on_ejection(member)
+
+    def ended(self, member: Member) -> None:
+        """A call ended in a way that says nothing about the server."""
+        with self._lock:
+            member.outstanding -= 1
+
+    def due(self) -> list[Member]:
+        """The ejected members to be asked whether they are well again; each counts as being asked until ``probed``."""
+        with self._lock:
+            now = self._clock()
+            due = [
+                member
+                for member in self.members
+                if member.ejected_until and now >= member.ejected_until and not member.probing
+            ]
+            for member in due:
+                member.probing = True
+            return due
+
+    def probed(self, member: Member, well: bool) -> None:
+        """What an ejected member has answered. One that is well gets a call, on trial."""
+        with self._lock:
+            member.probing = False
+            if well:
+                member.ejected_until, member.on_trial = 0.0, True
+            else:
+                self._eject(member)
+
+    def replace(self, members: Sequence[Member]) -> list[Member]:
+        """Takes other members, keeping what is known of those that stay; returns those that are gone."""
+        with self._lock:
+            known = {member.address: member for member in self.members}
+            gone = [member for member in self.members if member.address not in {one.address for one in members}]
+            self.members = [known.get(member.address, member) for member in members]
+            return gone
+
+    def _in_rotation(self, member: Member) -> bool:
+        return not member.ejected_until and not (member.on_trial and member.outstanding)
+
+    def _least(self, members: Sequence[Member]) -> Member:
+        """The one with the fewest calls under way; among equals in turns."""
+        self._turn += 1
+        start = self._turn % len(members)
+        order = [*members[start:], *members[:start]]
+        return min(order, key=lambda member: member.outstanding)
+
+    def _eject(self, member: Member) -> bool:
+        """Leaves a member alone for a while; whether it had been in rotation."""
+        was_in = not member.ejected_until
+        pause = min(LONGEST_EJECTION_S, FIRST_EJECTION_S * 2.0**member.failures)
+        member.failures = min(member.failures + 1, 16)
+        member.ejected_until, member.on_trial = self._clock() + pause, False
+        return was_in

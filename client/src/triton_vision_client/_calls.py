@@ -1,0 +1,108 @@
+"""The course of one call's tries: which server next, how much time is left, and when to give up. No I/O in here."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Optional
+
+from triton_vision_client import _protocol
+from triton_vision_client._balancer import Balancer, Member
+from triton_vision_client._errors import (
+    ModelNotFoundError,
+    ServerOverloadedError,
+    ServerUnavailableError,
+    VisionClientError,
+)
+from triton_vision_client._options import RetryPolicy
+
+# With several servers, how long one may take to be connected before the next is asked.
+CONNECT_S = 3.0
+
+
+class Budget:
+    """Bounds a client's retries to a share of its calls, so that a server in trouble is not hammered.
+
+    Every call earns ``ratio`` of a retry, up to ``reserve`` of them. Safe to use from several threads.
+    """
+
+    def __init__(self, ratio: float, reserve: float) -> None:
+        self._ratio, self._reserve = ratio, reserve
+        self._saved = reserve
+        self._lock = threading.Lock()
+
+    def earn(self) -> None:
+        """A call begins."""
+        with self._lock:
+            self._saved = min(self._reserve, self._saved + self._ratio)
+
+    def spend(self) -> bool:
+        """Whether there is a retry left; takes it."""
+        with self._lock:
+            if self._saved < 1:
+                return False
+            self._saved -= 1
+            return True
+
+
+class Attempts:
+    """One call: its deadline, and the servers that it has tried."""
+
+    def __init__(self, balancer: Balancer, budget: Budget, retry: RetryPolicy, timeout: float) -> None:
+        self._balancer, self._budget, self._retry = balancer, budget, retry
+        self.timeout = timeout
+        self._deadline = time.monotonic() + timeout
+        self._tried: list[Member] = []
+        self._retries = 0
+        budget.earn()
+
+    def remaining(self) -> float:
+        """Seconds left of the call's timeout; at least a millisecond, so that gRPC itself reports the end."""
+        return max(0.001, self._deadline - time.monotonic())
+
+    def connect_timeout(self) -> float:
+        """Seconds that one of several servers may take to be connected."""
+        return min(CONNECT_S, self.remaining() / (len(self._balancer.members) + 1))
+
+    def next(self) -> Member:
+        """The server for the next try."""
+        member = self._balancer.pick(self._tried)
+        self._tried.append(member)
+        return member
+
+    def may_check(self, member: Member) -> bool:
+        """Whether it is worth a moment to see that the server can be reached, since another one might."""
+        return not member.proven and len(self._balancer.members) > 1 and self._balancer.has_untried(self._tried)
+
+    def settle(self, member: Member, error: Optional[VisionClientError]) -> None:
+        """Tells the balancer how a try has ended."""
+        if error is None:
+            self._balancer.answered(member)
+        elif isinstance(error, ServerUnavailableError) and not isinstance(error, ServerOverloadedError):
+            self._balancer.failed(member)
+        elif isinstance(error, ModelNotFoundError) and len(self._balancer.members) > 1:
+            self._balancer.failed(member)  # it may still be loading
+        else:
+            self._balancer.ended(member)
+
+    def pause_after(self, error: VisionClientError, details: str) -> Optional[float]:
+        """Seconds to wait before the next try; None if there shall be none.
+
+        A server that has not been asked yet is asked at once. Going round again costs one of the policy's attempts, a
+        pause, and a retry of the client's budget.
+        """
+        if not _protocol.may_retry(error, details):
+            return None
+        untried = self._retry.attempts > 1 and self._balancer.has_untried(self._tried)
+        if isinstance(error, ModelNotFoundError) and not untried:
+            return None
+        if untried:
+            return 0.0
+        self._retries += 1
+        if self._retries >= self._retry.attempts:
+            return None
+        pause = self._retry.pause(self._retries - 1)
+        if time.monotonic() + pause >= self._deadline or not self._budget.spend():
+            return None
+        self._tried.clear()
+        return pause
