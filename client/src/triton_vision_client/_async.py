@@ -8,7 +8,8 @@ import os
 import socket
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Coroutine, Iterable, Mapping, Sequence
+from contextlib import suppress
 from types import TracebackType
 from typing import Any, Optional
 
@@ -21,8 +22,10 @@ from triton_vision_client._balancer import Member
 from triton_vision_client._batches import Batch, pack, window
 from triton_vision_client._calls import Attempts
 from triton_vision_client._client import (
+    ANSWERS,
     NOT_REACHED,
     PROBE_S,
+    UNREGISTER_S,
     BaseClient,
     Call,
     Parameters,
@@ -34,6 +37,7 @@ from triton_vision_client._errors import VisionClientError
 from triton_vision_client._images import ImageSource, encode
 from triton_vision_client._results import ModelInfo, Result, ServerInfo
 from triton_vision_client._settings import Settings, check_timeout, named_host
+from triton_vision_client._shm import Region
 
 
 class _Connection:
@@ -177,9 +181,14 @@ class AsyncImageClient(BaseClient):
 
     async def close(self) -> None:
         """Closes the connections. Idempotent."""
+        mine = self._loop is asyncio.get_running_loop() and self._process == os.getpid()
+        if mine and not self._closed:
+            for region, members in self._abandon_regions():
+                for member in members & self._connections.keys():
+                    await self._forget(self._connections[member], region)
         self._closed = True
         connections, self._connections = self._connections, {}
-        if self._loop is asyncio.get_running_loop() and self._process == os.getpid():
+        if mine:
             for connection in connections.values():
                 await connection.channel.close()
 
@@ -201,8 +210,9 @@ class AsyncImageClient(BaseClient):
         loop = asyncio.get_running_loop()
         if self._loop is not loop or self._process != os.getpid():
             # What belongs to a loop that is gone, or to a parent process, is left alone.
-            self._left_behind.append(self._connections)
-            self._loop, self._process, self._connections = loop, os.getpid(), {}
+            self._left_behind += [self._connections, self._regions]
+            self._loop, self._process, self._connections, self._regions = loop, os.getpid(), {}, None
+            self._tasks = set()
             self._start_over()
         if self._must_look_up():
             answers = [await self._resolve(url) for url in self._settings.urls]
@@ -211,9 +221,7 @@ class AsyncImageClient(BaseClient):
                 if connection is not None:
                     await connection.channel.close()
         for member in self._balancer.due():
-            task = asyncio.ensure_future(self._probe(member))
-            self._probes.add(task)
-            task.add_done_callback(self._probes.discard)
+            self._later(self._probe(member))
 
     async def _probe(self, member: Member) -> None:
         """Asks whether the model is ready there."""
@@ -251,28 +259,74 @@ class AsyncImageClient(BaseClient):
         """Sends a request until it is answered, or there is nothing left to try."""
         await self._look_up()
         attempts = self._attempts(call)
-        while True:
-            member = attempts.next()
-            connection: Optional[_Connection] = None
-            try:
-                connection = self._connection(member)
-                await self._check(connection, attempts, member)
-                left = attempts.remaining()
-                send = getattr(connection.stub, call.method)
-                response = await send(call.build(left), timeout=left, metadata=call.metadata)
-            except grpc.RpcError as error:
-                assert connection is not None
-                typed, pause = self._failed(error, call, attempts, member, connection.connected)
-                if pause is None:
-                    raise typed from error
+        self._place(call)
+        answered = False
+        try:
+            while True:
+                member = attempts.next()
+                connection: Optional[_Connection] = None
+                try:
+                    connection = self._connection(member)
+                    await self._check(connection, attempts, member)
+                    await self._introduce(call, connection, attempts, member)
+                    left = attempts.remaining()
+                    message = self._message(call, member, left)
+                    send = getattr(connection.stub, call.method)
+                    response = await send(message, timeout=left, metadata=call.metadata)
+                except grpc.RpcError as error:
+                    assert connection is not None
+                    if self._knows_no_region(error, call, member):
+                        self._balancer.answered(member)
+                        continue
+                    answered = error.code() in ANSWERS
+                    typed, pause = self._failed(error, call, attempts, member, connection.connected)
+                    if pause is None:
+                        raise typed from error
+                except BaseException:
+                    self._balancer.ended(member)
+                    raise
+                else:
+                    answered = True
+                    self._succeeded(call, attempts, member)
+                    return response
                 await asyncio.sleep(pause)
                 await self._look_up()
-            except BaseException:
-                self._balancer.ended(member)
-                raise
-            else:
-                self._succeeded(call, attempts, member)
-                return response
+        finally:
+            self._unregister(self._release(call, answered))
+
+    async def _introduce(self, call: Call, connection: _Connection, attempts: Attempts, member: Member) -> None:
+        """As in the synchronous twin."""
+        if not self._must_register(call, member):
+            return
+        assert call.region is not None
+        name = call.region.name
+        request = service_pb2.SystemSharedMemoryRegisterRequest(name=name, key=f"/{name}", byte_size=call.region.size)
+        send = connection.stub.SystemSharedMemoryRegister
+        try:
+            await send(request, timeout=attempts.remaining(), metadata=call.metadata)
+        except grpc.RpcError as error:
+            self._registered(call, member, error)
+        else:
+            self._registered(call, member, None)
+
+    def _unregister(self, gone: Sequence[tuple[Region, set[Member]]]) -> None:
+        """Tells servers, without waiting, that regions are gone."""
+        for region, members in gone:
+            for member in members & self._connections.keys():
+                self._later(self._forget(self._connections[member], region))
+
+    async def _forget(self, connection: _Connection, region: Region) -> None:
+        request = service_pb2.SystemSharedMemoryUnregisterRequest(name=region.name)
+        with suppress(grpc.RpcError):  # a server that is gone has forgotten it
+            await connection.stub.SystemSharedMemoryUnregister(
+                request, timeout=UNREGISTER_S, metadata=self._settings.metadata
+            )
+
+    def _later(self, work: Coroutine[Any, Any, None]) -> None:
+        """Does something without waiting for it; the loop itself keeps no task alive."""
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     async def _check(self, connection: _Connection, attempts: Attempts, member: Member) -> None:
         """As in the synchronous twin."""

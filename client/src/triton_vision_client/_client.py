@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 import time
@@ -23,9 +24,19 @@ from triton_vision_client._observe import Observer
 from triton_vision_client._options import RetryPolicy, TLSConfig
 from triton_vision_client._results import ModelInfo, Result, ServerInfo
 from triton_vision_client._settings import Fallback, Metadata, Settings, check_timeout, members_of
+from triton_vision_client._shm import UNKNOWN_REGION, Region, RegionPool
 
+LOG = logging.getLogger("triton_vision_client")
 # What a server that has been reached does not answer.
 NOT_REACHED = (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNAVAILABLE)
+# What a server answers only once it is done with a request.
+ANSWERS = (
+    grpc.StatusCode.INVALID_ARGUMENT,
+    grpc.StatusCode.INTERNAL,
+    grpc.StatusCode.NOT_FOUND,
+    grpc.StatusCode.UNIMPLEMENTED,
+)
+UNREGISTER_S = 2.0
 # An ejected server is asked whether it is well; how long it may take to say so.
 PROBE_S = 2.0
 # A name that stands for several servers is looked up again when one of them fails, but not more often than this.
@@ -39,13 +50,19 @@ class Call:
 
     Attributes:
         method: of the inference protocol's service.
-        build: the seconds left -> the message.
+        build: the seconds left, and for images in shared memory where they are -> the message.
         model: for error messages.
+        images: those that shall go through shared memory; empty for none.
+        region: where they are.
+        told_unknown: whether a server has said that it does not know the region, which may happen once.
     """
 
-    def __init__(self, method: str, build: Callable[[float], Any], model: str, timeout: float, metadata: Metadata):
+    def __init__(self, method: str, build: Callable[..., Any], model: str, timeout: float, metadata: Metadata):
         self.method, self.build, self.model, self.timeout, self.metadata = method, build, model, timeout, metadata
         self.began = time.monotonic()
+        self.images: Sequence[bytes] = ()
+        self.region: Optional[Region] = None
+        self.told_unknown = False
 
 
 class BaseClient:
@@ -62,15 +79,18 @@ class BaseClient:
         retry: Optional[RetryPolicy] = None,
         fallback: Optional[Fallback] = None,
         observer: Optional[Observer] = None,
+        transport: str = "grpc",
     ) -> None:
-        self._settings = Settings.of(url, model, tls, headers, timeout, retry, fallback, observer)
+        self._settings = Settings.of(url, model, tls, headers, timeout, retry, fallback, observer, transport)
         self._budget = Budget(self._settings.retry.budget, self._settings.retry.reserve)
         self._closed = False
         self._lock = threading.Lock()
         self._process = os.getpid()
         self._connections: dict[Member, Any] = {}
         self._left_behind: list[Any] = []
-        self._probes: set[Any] = set()
+        self._tasks: set[Any] = set()
+        self._regions: Optional[RegionPool] = None
+        self._without_shm: set[Member] = set()
         self._start_over()
 
     def _start_over(self) -> None:
@@ -93,10 +113,12 @@ class BaseClient:
     ) -> Call:
         model = model or self._settings.model
 
-        def build(left: float) -> Any:
-            return _protocol.build_request(model, images, top_k, mask, left)
+        def build(left: float, region: Optional[tuple[str, int]] = None) -> Any:
+            return _protocol.build_request(model, images, top_k, mask, left, region)
 
-        return self._call_of("ModelInfer", build, model, timeout, headers, traceparent)
+        call = self._call_of("ModelInfer", build, model, timeout, headers, traceparent)
+        call.images = images if self._settings.shared_memory else ()
+        return call
 
     def _inference(
         self,
@@ -125,7 +147,7 @@ class BaseClient:
     def _call_of(
         self,
         method: str,
-        build: Callable[[float], Any],
+        build: Callable[..., Any],
         model: str,
         timeout: Optional[float],
         headers: Optional[Mapping[str, str]],
@@ -166,6 +188,76 @@ class BaseClient:
         return self._settings.fallback is not None and isinstance(
             error, (ServerUnavailableError, DeadlineExceededError)
         )
+
+    # -- shared memory -------------------------------------------------------------------------------------------
+
+    def _place(self, call: Call) -> None:
+        """Puts the call's images into a region, where there is room for one; else they go in the message."""
+        if not call.images or call.region is not None:
+            return
+        if self._regions is None:
+            self._regions = RegionPool()
+        try:
+            call.region = self._regions.take(call.images)
+        except OSError as error:
+            LOG.warning("shared memory is not used for this call: /dev/shm has no room for it (%s)", error.strerror)
+            call.images = ()
+
+    def _must_register(self, call: Call, member: Member) -> bool:
+        """Whether the server is to be told of the call's region."""
+        return (
+            call.region is not None
+            and self._regions is not None
+            and member not in self._without_shm
+            and member not in self._regions.registered[call.region]
+        )
+
+    def _registered(self, call: Call, member: Member, error: Optional[Any]) -> None:
+        """The server has taken the region or, with an error, refused it."""
+        assert self._regions is not None
+        assert call.region is not None
+        if error is None:
+            self._regions.registered[call.region].add(member)
+        elif error.code() in NOT_REACHED and "restricted" not in (error.details() or ""):
+            raise error
+        else:
+            self._without_shm.add(member)
+            LOG.warning(
+                "%s takes no shared memory from here, so images go over gRPC (%s)", member.address, error.details()
+            )
+
+    def _message(self, call: Call, member: Member, left: float) -> Any:
+        if call.region is None or member in self._without_shm:
+            return call.build(left)
+        return call.build(left, (call.region.name, sum(4 + len(image) for image in call.images)))
+
+    def _knows_no_region(self, error: Any, call: Call, member: Member) -> bool:
+        """Whether a try failed because the server has forgotten the regions: it has been restarted."""
+        known = call.region is None or UNKNOWN_REGION not in (error.details() or "").lower()
+        if known or call.told_unknown or self._regions is None:
+            return False
+        call.told_unknown = True
+        self._regions.forget(member)
+        return True
+
+    def _release(self, call: Call, answered: bool) -> list[tuple[Region, set[Member]]]:
+        """Frees the call's region; returns those that are to be unregistered, and where.
+
+        A region whose call has not been answered may still be read: it is never used again.
+        """
+        region, call.region = call.region, None
+        if region is None or self._regions is None:
+            return []
+        gone = self._regions.give_back(region) if answered else [region]
+        return [(one, self._regions.drop(one)) for one in gone]
+
+    def _abandon_regions(self) -> list[tuple[Region, set[Member]]]:
+        """All regions, at the end; returns them, and where they are to be unregistered."""
+        pool, self._regions = self._regions, None
+        gone = [(region, pool.drop(region)) for region in pool.regions()] if pool is not None else []
+        if pool is not None:
+            pool.close()
+        return gone
 
     # -- servers -------------------------------------------------------------------------------------------------
 

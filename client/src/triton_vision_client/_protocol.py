@@ -72,16 +72,25 @@ def channel_options(url: str, authority: Optional[str] = None) -> list[tuple[str
     return options
 
 
-def build_request(model: str, images: Sequence[bytes], top_k: Optional[int], mask: bool, timeout: float) -> Any:
+def build_request(
+    model: str,
+    images: Sequence[bytes],
+    top_k: Optional[int],
+    mask: bool,
+    timeout: float,
+    region: Optional[tuple[str, int]] = None,
+) -> Any:
     """A ``ModelInferRequest`` of encoded images.
 
     Args:
+        region: the name of the shared-memory region that holds the images, and how many bytes they take there; None
+            sends them in the message.
         top_k: how many classes; None leaves it to the server.
         mask: whether a bad image is to cost only itself.
         timeout: seconds, after which the server may drop what it has not begun.
     """
     request = service_pb2.ModelInferRequest(model_name=model)
-    request.inputs.add(name="IMAGE", datatype="BYTES", shape=[len(images), 1])
+    given = request.inputs.add(name="IMAGE", datatype="BYTES", shape=[len(images), 1])
     for name in OUTPUTS:
         request.outputs.add(name=name)
     if top_k is not None:
@@ -89,9 +98,13 @@ def build_request(model: str, images: Sequence[bytes], top_k: Optional[int], mas
     if mask:
         request.parameters["on_bad_image"].string_param = "mask"
     request.parameters["timeout"].int64_param = max(1, int(timeout * 1e6))
-    request.raw_input_contents.append(
-        b"".join(part for image in images for part in (struct.pack("<I", len(image)), image))
-    )
+    if region is None:
+        request.raw_input_contents.append(
+            b"".join(part for image in images for part in (struct.pack("<I", len(image)), image))
+        )
+    else:
+        given.parameters["shared_memory_region"].string_param = region[0]
+        given.parameters["shared_memory_byte_size"].int64_param = region[1]
     return request
 
 

@@ -39,6 +39,7 @@ class Settings:
     retry: RetryPolicy
     fallback: Optional[Fallback] = None
     observer: Observer = field(default=NOBODY)
+    shared_memory: bool = False
 
     @classmethod
     def of(
@@ -51,6 +52,7 @@ class Settings:
         retry: Optional[RetryPolicy],
         fallback: Optional[Fallback] = None,
         observer: Optional[Observer] = None,
+        transport: str = "grpc",
     ) -> Settings:
         """Checks what a caller gave; raises ValueError for what cannot work, OSError for an unreadable certificate."""
         urls = (url,) if isinstance(url, str) else tuple(url)
@@ -61,6 +63,8 @@ class Settings:
                 raise ValueError(
                     f"{one!r} is no gRPC address: give HOST:PORT without a scheme, such as 'localhost:8001'"
                 )
+        if transport not in ("grpc", "shm"):
+            raise ValueError(f"transport is 'grpc' or 'shm', not {transport!r}")
         if tls is not None:
             tls.read()
         return cls(
@@ -72,6 +76,7 @@ class Settings:
             retry or RetryPolicy(),
             fallback,
             observer or NOBODY,
+            transport == "shm",
         )
 
     def credentials(self) -> Any:

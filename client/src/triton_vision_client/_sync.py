@@ -8,6 +8,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from types import TracebackType
 from typing import Any, Optional
 
@@ -20,8 +21,10 @@ from triton_vision_client._balancer import Member
 from triton_vision_client._batches import Batch, pack, window
 from triton_vision_client._calls import Attempts
 from triton_vision_client._client import (
+    ANSWERS,
     NOT_REACHED,
     PROBE_S,
+    UNREGISTER_S,
     BaseClient,
     Call,
     Parameters,
@@ -33,6 +36,7 @@ from triton_vision_client._errors import VisionClientError
 from triton_vision_client._images import ImageSource, encode
 from triton_vision_client._results import ModelInfo, Result, ServerInfo
 from triton_vision_client._settings import Settings, check_timeout, named_host
+from triton_vision_client._shm import Region
 
 
 class _Connection:
@@ -75,6 +79,8 @@ class ImageClient(BaseClient):
         fallback: answers instead of servers that cannot be reached, are overloaded or late: takes the image as given
             and the error, returns Predictions. Its results are marked ``degraded``.
         observer: is told of calls, retries and ejections; see ``PrometheusObserver``.
+        transport: ``shm`` passes images through shared memory, for servers on this very host; where one refuses, they
+            go over gRPC, and a log line says so.
 
     Raises:
         ValueError: an argument cannot work.
@@ -217,10 +223,19 @@ class ImageClient(BaseClient):
 
     def close(self) -> None:
         """Closes the connections. Idempotent."""
+        mine = self._process == os.getpid()
+        if mine and not self._closed:
+            for region, members in self._abandon_regions():
+                request = service_pb2.SystemSharedMemoryUnregisterRequest(name=region.name)
+                for member in members & self._connections.keys():
+                    with suppress(grpc.RpcError):  # a server that is gone has forgotten it
+                        self._connections[member].stub.SystemSharedMemoryUnregister(
+                            request, timeout=UNREGISTER_S, metadata=self._settings.metadata
+                        )
         self._closed = True
         with self._lock:
             connections, self._connections = self._connections, {}
-        if self._process == os.getpid():
+        if mine:
             for connection in connections.values():
                 connection.channel.close()
 
@@ -277,36 +292,15 @@ class ImageClient(BaseClient):
         """A child gets connections of its own. The parent's stay untouched: closing them here would disturb it."""
         self._left_behind.append(self._connections)
         self._lock, self._connections, self._process = threading.Lock(), {}, os.getpid()
+        self._left_behind.append(self._regions)
+        self._regions = None
         self._start_over()
 
     # -- one request ---------------------------------------------------------------------------------------------
 
     def _run(self, call: Call) -> Any:
         """Sends a request until it is answered, or there is nothing left to try."""
-        self._look_up()
-        attempts = self._attempts(call)
-        while True:
-            member = attempts.next()
-            connection: Optional[_Connection] = None
-            try:
-                connection = self._connection(member)
-                self._check(connection, attempts, member)
-                left = attempts.remaining()
-                send = getattr(connection.stub, call.method)
-                response = send(call.build(left), timeout=left, metadata=call.metadata)
-            except grpc.RpcError as error:
-                assert connection is not None
-                typed, pause = self._failed(error, call, attempts, member, connection.connected)
-                if pause is None:
-                    raise typed from error
-                time.sleep(pause)
-                self._look_up()
-            except BaseException:
-                self._balancer.ended(member)
-                raise
-            else:
-                self._succeeded(call, attempts, member)
-                return response
+        return _Flight(self, call, waits=True).land()
 
     def _check(self, connection: _Connection, attempts: Attempts, member: Member) -> None:
         """A network that swallows packets must not cost the whole call, where another server might answer.
@@ -322,6 +316,36 @@ class ImageClient(BaseClient):
             except grpc.RpcError as error:
                 if error.code() in NOT_REACHED:
                     raise
+
+    def _introduce(self, call: Call, connection: _Connection, attempts: Attempts, member: Member) -> None:
+        """Tells the server of the region that holds the call's images, if there is one that it does not know."""
+        if not self._must_register(call, member):
+            return
+        assert call.region is not None
+        name = call.region.name
+        request = service_pb2.SystemSharedMemoryRegisterRequest(name=name, key=f"/{name}", byte_size=call.region.size)
+        send = connection.stub.SystemSharedMemoryRegister
+        try:
+            send(request, timeout=attempts.remaining(), metadata=call.metadata)
+        except grpc.RpcError as error:
+            self._registered(call, member, error)
+        else:
+            self._registered(call, member, None)
+
+    def _free(self, call: Call, *, answered: bool) -> None:
+        self._unregister(self._release(call, answered))
+
+    def _unregister(self, gone: Sequence[tuple[Region, set[Member]]]) -> None:
+        """Tells servers, without waiting, that regions are gone."""
+        for region, members in gone:
+            request = service_pb2.SystemSharedMemoryUnregisterRequest(name=region.name)
+            for member in members:
+                with self._lock:
+                    connection = self._connections.get(member)
+                if connection is not None:
+                    connection.stub.SystemSharedMemoryUnregister.future(
+                        request, timeout=UNREGISTER_S, metadata=self._settings.metadata
+                    )
 
     def _stream(self, images: Iterable[ImageSource], call_of: Any) -> Iterator[Result]:
         flying: deque[tuple[Batch, Optional[_Flight]]] = deque()
@@ -356,43 +380,57 @@ class ImageClient(BaseClient):
 
 
 class _Flight:
-    """A request of ``classify_many`` that is under way; tried again, if need be, when its turn comes."""
+    """A request that is under way; tried again, if need be, when it is landed.
 
-    def __init__(self, client: ImageClient, call: Call) -> None:
-        self._client, self._call = client, call
+    Args:
+        waits: whether its caller does nothing else until then, which gRPC does a little faster.
+    """
+
+    def __init__(self, client: ImageClient, call: Call, *, waits: bool = False) -> None:
+        self._client, self._call, self._waits = client, call, waits
         client._look_up()
         self._attempts = client._attempts(call)
+        client._place(call)
         self._start()
 
     def _start(self) -> None:
+        client, call, attempts = self._client, self._call, self._attempts
         self._failure: Optional[grpc.RpcError] = None
-        self._member = self._attempts.next()
         self._connection: Optional[_Connection] = None
+        self._member = attempts.next()
         try:
-            self._connection = self._client._connection(self._member)
-            self._client._check(self._connection, self._attempts, self._member)
-            left = self._attempts.remaining()
-            send = getattr(self._connection.stub, self._call.method).future
-            self._answer = send(self._call.build(left), timeout=left, metadata=self._call.metadata)
+            self._connection = client._connection(self._member)
+            client._check(self._connection, attempts, self._member)
+            client._introduce(call, self._connection, attempts, self._member)
+            left = attempts.remaining()
+            message = client._message(call, self._member, left)
+            send = getattr(self._connection.stub, call.method)
+            self._answer = (send if self._waits else send.future)(message, timeout=left, metadata=call.metadata)
         except grpc.RpcError as error:
             self._failure = error
         except BaseException:
-            self._client._balancer.ended(self._member)
+            client._balancer.ended(self._member)
+            client._free(call, answered=False)
             raise
 
     def land(self) -> Any:
         """The response; raises the typed error if there is none."""
-        client = self._client
+        client, call = self._client, self._call
         while True:
             try:
                 if self._failure is not None:
                     raise self._failure
-                response = self._answer.result()
+                response = self._answer if self._waits else self._answer.result()
             except grpc.RpcError as error:
                 assert self._connection is not None
+                if client._knows_no_region(error, call, self._member):
+                    client._balancer.answered(self._member)
+                    self._start()
+                    continue
                 connected = self._connection.connected
-                typed, pause = client._failed(error, self._call, self._attempts, self._member, connected)
+                typed, pause = client._failed(error, call, self._attempts, self._member, connected)
                 if pause is None:
+                    client._free(call, answered=error.code() in ANSWERS)
                     raise typed from error
                 time.sleep(pause)
                 client._look_up()
@@ -401,13 +439,16 @@ class _Flight:
                 self.cancel()
                 raise
             else:
-                client._succeeded(self._call, self._attempts, self._member)
+                client._succeeded(call, self._attempts, self._member)
+                client._free(call, answered=True)
                 return response
 
     def cancel(self) -> None:
-        if self._failure is None:
+        """Gives up on it."""
+        if self._failure is None and not self._waits:
             self._answer.cancel()
         self._client._balancer.ended(self._member)
+        self._client._free(self._call, answered=False)
 
 
 def _resolve(url: str) -> list[Any]:

@@ -1,0 +1,173 @@
+"""System shared memory for callers on the server's own host: regions to write images into, so that gRPC carries none.
+
+A region is a file in /dev/shm. Its name holds the process that made it, by number and start time, so that whoever comes
+after a crash can tell what is left over, and remove it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import mmap
+import os
+import re
+import struct
+import threading
+import weakref
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Optional
+
+SHM = Path("/dev/shm")
+PREFIX = "triton_vision_client"
+NAME = re.compile(rf"{PREFIX}\.(\d+)\.(\d+)\.\d+")
+# Regions come in powers of two from here on, so that few serve for many.
+SMALLEST = 1 << 20
+# Free regions that are kept, in bytes in all.
+KEPT = 64 << 20
+# What Triton answers where a region is not, or no longer, registered: it has been restarted.
+UNKNOWN_REGION = "unable to find shared memory region"
+
+
+class Region:
+    """A piece of shared memory of this process."""
+
+    def __init__(self, name: str, size: int) -> None:
+        self.name, self.size = name, size
+        path = SHM / name
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+        try:
+            # Reserves the memory: a write into a full /dev/shm would otherwise end this process with SIGBUS.
+            os.posix_fallocate(descriptor, 0, size)
+            self._map = mmap.mmap(descriptor, size)
+        except BaseException:
+            path.unlink()
+            raise
+        finally:
+            os.close(descriptor)
+
+    def write(self, images: Sequence[bytes]) -> int:
+        """Writes a BYTES tensor; returns its length."""
+        at = 0
+        for image in images:
+            struct.pack_into("<I", self._map, at, len(image))
+            self._map[at + 4 : at + 4 + len(image)] = image
+            at += 4 + len(image)
+        return at
+
+    def remove(self) -> None:
+        """Gives the memory back, once the server has done so, too. Idempotent."""
+        with suppress(FileNotFoundError):
+            (SHM / self.name).unlink()
+        self._map.close()
+
+
+class RegionPool:
+    """The regions of one client in one process. Safe to use from several threads.
+
+    ``registered`` says for each region which servers know it; the client keeps it.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._free: list[Region] = []
+        self._all: set[Region] = set()
+        self.registered: dict[Region, set[Any]] = {}
+        self.swept = sweep()
+        self._number = _numbers
+        self._end = weakref.finalize(self, _remove_all, self._all, os.getpid())
+
+    def take(self, images: Sequence[bytes]) -> Region:
+        """A region that holds the images.
+
+        Raises:
+            OSError: /dev/shm has no room, or there is none.
+        """
+        needed = sum(4 + len(image) for image in images)
+        with self._lock:
+            fitting = [region for region in self._free if needed <= region.size <= 4 * max(needed, SMALLEST)]
+            region = min(fitting, key=lambda one: one.size, default=None)
+            if region is not None:
+                self._free.remove(region)
+        if region is None:
+            size = max(SMALLEST, 1 << (needed - 1).bit_length())
+            region = Region(f"{PREFIX}.{_process(os.getpid())}.{next(self._number)}", size)
+            with self._lock:
+                self._all.add(region)
+                self.registered[region] = set()
+        region.write(images)
+        return region
+
+    def give_back(self, region: Region) -> list[Region]:
+        """Takes a region back that no server reads any more; returns those that are to be unregistered and dropped."""
+        with self._lock:
+            self._free.append(region)
+            spare = []
+            while sum(one.size for one in self._free) > KEPT and len(self._free) > 1:
+                spare.append(self._free.pop(0))
+            return spare
+
+    def drop(self, region: Region) -> set[Any]:
+        """Removes a region; returns the servers that know it."""
+        with self._lock:
+            self._all.discard(region)
+            if region in self._free:
+                self._free.remove(region)
+            known = self.registered.pop(region, set())
+        region.remove()
+        return known
+
+    def regions(self) -> list[Region]:
+        """All of them."""
+        with self._lock:
+            return list(self._all)
+
+    def forget(self, server: Any) -> None:
+        """A server knows none of the regions any more."""
+        with self._lock:
+            for known in self.registered.values():
+                known.discard(server)
+
+    def close(self) -> None:
+        """Removes everything. Idempotent."""
+        self._end()
+
+
+_numbers = itertools.count()
+
+
+def _remove_all(regions: set[Region], process: int) -> None:
+    if os.getpid() == process:  # a forked child leaves its parent's alone
+        for region in list(regions):
+            region.remove()
+        regions.clear()
+
+
+def _process(pid: int) -> Optional[str]:
+    """Number and start time of a process, which together name it for good; None if there is none."""
+    try:
+        # The 22nd field of proc(5)'s stat, counted behind the name, which may hold anything.
+        return f"{pid}.{Path(f'/proc/{pid}/stat').read_text().rsplit(')', 1)[1].split()[19]}"
+    except (OSError, IndexError):
+        return None
+
+
+def left_over(names: Sequence[str]) -> Iterator[str]:
+    """Those of the names that are regions of processes that are gone."""
+    for name in names:
+        match = NAME.fullmatch(name)
+        if match is not None and _process(int(match[1])) != f"{match[1]}.{match[2]}":
+            yield name
+
+
+def sweep() -> list[str]:
+    """Removes this user's regions of processes that are gone; returns their names."""
+    try:
+        names = [entry.name for entry in os.scandir(SHM) if entry.stat(follow_symlinks=False).st_uid == os.getuid()]
+    except OSError:
+        return []
+    gone = list(left_over(names))
+    for name in gone:
+        with suppress(OSError):
+            (SHM / name).unlink()
+    return gone
