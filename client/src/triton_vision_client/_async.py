@@ -37,7 +37,7 @@ from triton_vision_client._errors import VisionClientError
 from triton_vision_client._images import ImageSource, encode
 from triton_vision_client._results import ModelInfo, Result, ServerInfo
 from triton_vision_client._settings import Settings, check_timeout, named_host
-from triton_vision_client._shm import Region
+from triton_vision_client._shm import left_over
 
 
 class _Connection:
@@ -183,9 +183,8 @@ class AsyncImageClient(BaseClient):
         """Closes the connections. Idempotent."""
         mine = self._loop is asyncio.get_running_loop() and self._process == os.getpid()
         if mine and not self._closed:
-            for region, members in self._abandon_regions():
-                for member in members & self._connections.keys():
-                    await self._forget(self._connections[member], region)
+            for name, member in self._abandon_regions():
+                await self._unregister(name, member)
         self._closed = True
         connections, self._connections = self._connections, {}
         if mine:
@@ -292,7 +291,8 @@ class AsyncImageClient(BaseClient):
                 await asyncio.sleep(pause)
                 await self._look_up()
         finally:
-            self._unregister(self._release(call, answered))
+            for name, member in self._release(call, answered):
+                self._later(self._unregister(name, member))
 
     async def _introduce(self, call: Call, connection: _Connection, attempts: Attempts, member: Member) -> None:
         """As in the synchronous twin."""
@@ -300,6 +300,8 @@ class AsyncImageClient(BaseClient):
             return
         assert call.region is not None
         name = call.region.name
+        if member not in self._told:
+            await self._clear_after_others(connection, member)
         request = service_pb2.SystemSharedMemoryRegisterRequest(name=name, key=f"/{name}", byte_size=call.region.size)
         send = connection.stub.SystemSharedMemoryRegister
         try:
@@ -309,18 +311,23 @@ class AsyncImageClient(BaseClient):
         else:
             self._registered(call, member, None)
 
-    def _unregister(self, gone: Sequence[tuple[Region, set[Member]]]) -> None:
-        """Tells servers, without waiting, that regions are gone."""
-        for region, members in gone:
-            for member in members & self._connections.keys():
-                self._later(self._forget(self._connections[member], region))
-
-    async def _forget(self, connection: _Connection, region: Region) -> None:
-        request = service_pb2.SystemSharedMemoryUnregisterRequest(name=region.name)
+    async def _unregister(self, name: str, member: Member) -> None:
+        """Tells a server that a region is gone; it may refuse as long as it reads it."""
+        request = service_pb2.SystemSharedMemoryUnregisterRequest(name=name)
         with suppress(grpc.RpcError):  # a server that is gone has forgotten it
-            await connection.stub.SystemSharedMemoryUnregister(
+            send = self._connection(member).stub.SystemSharedMemoryUnregister
+            await send(request, timeout=UNREGISTER_S, metadata=self._settings.metadata)
+            self._told.get(member, set()).discard(name)
+
+    async def _clear_after_others(self, connection: _Connection, member: Member) -> None:
+        """Tells a server of the regions that processes have left which are gone."""
+        request = service_pb2.SystemSharedMemoryStatusRequest()
+        with suppress(grpc.RpcError):  # whatever it is, registering will say so
+            status = await connection.stub.SystemSharedMemoryStatus(
                 request, timeout=UNREGISTER_S, metadata=self._settings.metadata
             )
+            for name in left_over(list(status.regions)):
+                await self._unregister(name, member)
 
     def _later(self, work: Coroutine[Any, Any, None]) -> None:
         """Does something without waiting for it; the loop itself keeps no task alive."""

@@ -91,6 +91,8 @@ class BaseClient:
         self._tasks: set[Any] = set()
         self._regions: Optional[RegionPool] = None
         self._without_shm: set[Member] = set()
+        # Which regions each server has been told of, and not yet that they are gone.
+        self._told: dict[Member, set[str]] = {}
         self._start_over()
 
     def _start_over(self) -> None:
@@ -195,10 +197,10 @@ class BaseClient:
         """Puts the call's images into a region, where there is room for one; else they go in the message."""
         if not call.images or call.region is not None:
             return
-        if self._regions is None:
-            self._regions = RegionPool()
+        with self._lock:
+            pool = self._regions = self._regions or RegionPool()
         try:
-            call.region = self._regions.take(call.images)
+            call.region = pool.take(call.images)
         except OSError as error:
             LOG.warning("shared memory is not used for this call: /dev/shm has no room for it (%s)", error.strerror)
             call.images = ()
@@ -218,6 +220,7 @@ class BaseClient:
         assert call.region is not None
         if error is None:
             self._regions.registered[call.region].add(member)
+            self._told.setdefault(member, set()).add(call.region.name)
         elif error.code() in NOT_REACHED and "restricted" not in (error.details() or ""):
             raise error
         else:
@@ -238,10 +241,11 @@ class BaseClient:
             return False
         call.told_unknown = True
         self._regions.forget(member)
+        self._told.pop(member, None)
         return True
 
-    def _release(self, call: Call, answered: bool) -> list[tuple[Region, set[Member]]]:
-        """Frees the call's region; returns those that are to be unregistered, and where.
+    def _release(self, call: Call, answered: bool) -> list[tuple[str, Member]]:
+        """Frees the call's region; returns the names of regions that are gone, with a server to be told of each.
 
         A region whose call has not been answered may still be read: it is never used again.
         """
@@ -249,15 +253,15 @@ class BaseClient:
         if region is None or self._regions is None:
             return []
         gone = self._regions.give_back(region) if answered else [region]
-        return [(one, self._regions.drop(one)) for one in gone]
+        return [(one.name, member) for one in gone for member in self._regions.drop(one)]
 
-    def _abandon_regions(self) -> list[tuple[Region, set[Member]]]:
-        """All regions, at the end; returns them, and where they are to be unregistered."""
-        pool, self._regions = self._regions, None
-        gone = [(region, pool.drop(region)) for region in pool.regions()] if pool is not None else []
-        if pool is not None:
-            pool.close()
-        return gone
+    def _abandon_regions(self) -> list[tuple[str, Member]]:
+        """Removes all regions, at the end; returns what servers are still to be told."""
+        if self._regions is not None:
+            self._regions.close()
+            self._regions = None
+        told, self._told = self._told, {}
+        return [(name, member) for member, names in told.items() for name in names]
 
     # -- servers -------------------------------------------------------------------------------------------------
 

@@ -21,7 +21,6 @@ from triton_vision_client._balancer import Member
 from triton_vision_client._batches import Batch, pack, window
 from triton_vision_client._calls import Attempts
 from triton_vision_client._client import (
-    ANSWERS,
     NOT_REACHED,
     PROBE_S,
     UNREGISTER_S,
@@ -33,13 +32,14 @@ from triton_vision_client._client import (
     server_info,
 )
 from triton_vision_client._errors import VisionClientError
+from triton_vision_client._flight import Flight
 from triton_vision_client._images import ImageSource, encode
 from triton_vision_client._results import ModelInfo, Result, ServerInfo
 from triton_vision_client._settings import Settings, check_timeout, named_host
-from triton_vision_client._shm import Region
+from triton_vision_client._shm import left_over
 
 
-class _Connection:
+class Connection:
     """One server's channel."""
 
     def __init__(self, member: Member, settings: Settings) -> None:
@@ -225,13 +225,9 @@ class ImageClient(BaseClient):
         """Closes the connections. Idempotent."""
         mine = self._process == os.getpid()
         if mine and not self._closed:
-            for region, members in self._abandon_regions():
-                request = service_pb2.SystemSharedMemoryUnregisterRequest(name=region.name)
-                for member in members & self._connections.keys():
-                    with suppress(grpc.RpcError):  # a server that is gone has forgotten it
-                        self._connections[member].stub.SystemSharedMemoryUnregister(
-                            request, timeout=UNREGISTER_S, metadata=self._settings.metadata
-                        )
+            for name, member in self._abandon_regions():
+                with suppress(grpc.RpcError):  # a server that is gone has forgotten it
+                    self._unregister(name, member).result()
         self._closed = True
         with self._lock:
             connections, self._connections = self._connections, {}
@@ -279,13 +275,13 @@ class ImageClient(BaseClient):
         )
         asked.add_done_callback(told)
 
-    def _connection(self, member: Member) -> _Connection:
+    def _connection(self, member: Member) -> Connection:
         with self._lock:
             if self._closed:
                 raise ValueError("the client is closed")
             connection = self._connections.get(member)
             if connection is None:
-                connection = self._connections[member] = _Connection(member, self._settings)
+                connection = self._connections[member] = Connection(member, self._settings)
             return connection
 
     def _after_fork(self) -> None:
@@ -300,9 +296,9 @@ class ImageClient(BaseClient):
 
     def _run(self, call: Call) -> Any:
         """Sends a request until it is answered, or there is nothing left to try."""
-        return _Flight(self, call, waits=True).land()
+        return Flight(self, call, waits=True).land()
 
-    def _check(self, connection: _Connection, attempts: Attempts, member: Member) -> None:
+    def _check(self, connection: Connection, attempts: Attempts, member: Member) -> None:
         """A network that swallows packets must not cost the whole call, where another server might answer.
 
         Raises:
@@ -317,12 +313,14 @@ class ImageClient(BaseClient):
                 if error.code() in NOT_REACHED:
                     raise
 
-    def _introduce(self, call: Call, connection: _Connection, attempts: Attempts, member: Member) -> None:
+    def _introduce(self, call: Call, connection: Connection, attempts: Attempts, member: Member) -> None:
         """Tells the server of the region that holds the call's images, if there is one that it does not know."""
         if not self._must_register(call, member):
             return
         assert call.region is not None
         name = call.region.name
+        if member not in self._told:
+            self._clear_after_others(connection, member)
         request = service_pb2.SystemSharedMemoryRegisterRequest(name=name, key=f"/{name}", byte_size=call.region.size)
         send = connection.stub.SystemSharedMemoryRegister
         try:
@@ -332,28 +330,42 @@ class ImageClient(BaseClient):
         else:
             self._registered(call, member, None)
 
-    def _free(self, call: Call, *, answered: bool) -> None:
-        self._unregister(self._release(call, answered))
+    def _clear_after_others(self, connection: Connection, member: Member) -> None:
+        """Tells a server of the regions that processes have left which are gone."""
+        try:
+            request = service_pb2.SystemSharedMemoryStatusRequest()
+            status = connection.stub.SystemSharedMemoryStatus(
+                request, timeout=UNREGISTER_S, metadata=self._settings.metadata
+            )
+            for name in left_over(list(status.regions)):
+                self._unregister(name, member).result()
+        except grpc.RpcError:
+            pass  # whatever it is, registering will say so
 
-    def _unregister(self, gone: Sequence[tuple[Region, set[Member]]]) -> None:
-        """Tells servers, without waiting, that regions are gone."""
-        for region, members in gone:
-            request = service_pb2.SystemSharedMemoryUnregisterRequest(name=region.name)
-            for member in members:
-                with self._lock:
-                    connection = self._connections.get(member)
-                if connection is not None:
-                    connection.stub.SystemSharedMemoryUnregister.future(
-                        request, timeout=UNREGISTER_S, metadata=self._settings.metadata
-                    )
+    def _free(self, call: Call, *, answered: bool) -> None:
+        for name, member in self._release(call, answered):
+            self._unregister(name, member)
+
+    def _unregister(self, name: str, member: Member) -> Any:
+        """Tells a server, without waiting, that a region is gone; it may refuse as long as it reads it."""
+
+        def told(answer: Any) -> None:
+            if not answer.cancelled() and answer.exception() is None:
+                self._told.get(member, set()).discard(name)
+
+        request = service_pb2.SystemSharedMemoryUnregisterRequest(name=name)
+        send = self._connection(member).stub.SystemSharedMemoryUnregister.future
+        asked = send(request, timeout=UNREGISTER_S, metadata=self._settings.metadata)
+        asked.add_done_callback(told)
+        return asked
 
     def _stream(self, images: Iterable[ImageSource], call_of: Any) -> Iterator[Result]:
-        flying: deque[tuple[Batch, Optional[_Flight]]] = deque()
+        flying: deque[tuple[Batch, Optional[Flight]]] = deque()
         self._look_up()
         most = window(len(self._balancer.members))
         try:
             for batch in pack(images):
-                flying.append((batch, _Flight(self, call_of(batch)) if batch.images else None))
+                flying.append((batch, Flight(self, call_of(batch)) if batch.images else None))
                 if len(flying) >= most:
                     yield from self._land(*flying.popleft())
             while flying:
@@ -363,7 +375,7 @@ class ImageClient(BaseClient):
                 if flight is not None:
                     flight.cancel()
 
-    def _land(self, batch: Batch, flight: Optional[_Flight]) -> Iterator[Result]:
+    def _land(self, batch: Batch, flight: Optional[Flight]) -> Iterator[Result]:
         answers: list[Result] = []
         if flight is not None:
             try:
@@ -377,78 +389,6 @@ class ImageClient(BaseClient):
     def _degraded(self, sources: Sequence[Any], error: VisionClientError) -> list[Result]:
         assert self._settings.fallback is not None
         return degraded(sources, [self._settings.fallback(source, error) for source in sources])
-
-
-class _Flight:
-    """A request that is under way; tried again, if need be, when it is landed.
-
-    Args:
-        waits: whether its caller does nothing else until then, which gRPC does a little faster.
-    """
-
-    def __init__(self, client: ImageClient, call: Call, *, waits: bool = False) -> None:
-        self._client, self._call, self._waits = client, call, waits
-        client._look_up()
-        self._attempts = client._attempts(call)
-        client._place(call)
-        self._start()
-
-    def _start(self) -> None:
-        client, call, attempts = self._client, self._call, self._attempts
-        self._failure: Optional[grpc.RpcError] = None
-        self._connection: Optional[_Connection] = None
-        self._member = attempts.next()
-        try:
-            self._connection = client._connection(self._member)
-            client._check(self._connection, attempts, self._member)
-            client._introduce(call, self._connection, attempts, self._member)
-            left = attempts.remaining()
-            message = client._message(call, self._member, left)
-            send = getattr(self._connection.stub, call.method)
-            self._answer = (send if self._waits else send.future)(message, timeout=left, metadata=call.metadata)
-        except grpc.RpcError as error:
-            self._failure = error
-        except BaseException:
-            client._balancer.ended(self._member)
-            client._free(call, answered=False)
-            raise
-
-    def land(self) -> Any:
-        """The response; raises the typed error if there is none."""
-        client, call = self._client, self._call
-        while True:
-            try:
-                if self._failure is not None:
-                    raise self._failure
-                response = self._answer if self._waits else self._answer.result()
-            except grpc.RpcError as error:
-                assert self._connection is not None
-                if client._knows_no_region(error, call, self._member):
-                    client._balancer.answered(self._member)
-                    self._start()
-                    continue
-                connected = self._connection.connected
-                typed, pause = client._failed(error, call, self._attempts, self._member, connected)
-                if pause is None:
-                    client._free(call, answered=error.code() in ANSWERS)
-                    raise typed from error
-                time.sleep(pause)
-                client._look_up()
-                self._start()
-            except BaseException:
-                self.cancel()
-                raise
-            else:
-                client._succeeded(call, self._attempts, self._member)
-                client._free(call, answered=True)
-                return response
-
-    def cancel(self) -> None:
-        """Gives up on it."""
-        if self._failure is None and not self._waits:
-            self._answer.cancel()
-        self._client._balancer.ended(self._member)
-        self._client._free(self._call, answered=False)
 
 
 def _resolve(url: str) -> list[Any]:
