@@ -146,6 +146,30 @@ def test_a_server_that_is_not_there_is_passed_over(server: TritonServer) -> None
         assert len(list(client.classify_many([jpeg(1)] * 20))) == 20
 
 
+def test_any_tensors_of_any_model(server: TritonServer) -> None:
+    pixels = np.random.default_rng(1).integers(0, 256, (3, 224, 224, 3), dtype=np.uint8)
+    photo = (SAMPLES / "coffee.jpg").read_bytes()
+    with ImageClient(server.grpc_address) as client:
+        logits = client.infer("efficientnet_lite0", {"INPUT__0": pixels})["OUTPUT__0"]
+        assert (logits.dtype, logits.shape) == (np.float32, (3, 1000))
+        answer = client.infer(LITE, {"IMAGE": np.array([[photo]], np.object_)}, parameters={"top_k": 2})
+        assert answer["LABELS"].tolist() == [[b"espresso", b"cup"]]
+        assert answer["CLASS_IDS"].dtype == np.int32
+        only = client.infer(LITE, {"IMAGE": [[photo]]}, outputs=["SCORES"])
+        assert list(only) == ["SCORES"]
+        with pytest.raises(TypeError, match="complex128 has no Triton datatype"):
+            client.infer(LITE, {"IMAGE": np.zeros((1, 1), complex)})
+        with pytest.raises(ServerError, match="INPUT__0"):
+            client.infer("efficientnet_lite0", {"INPUT__0": pixels[:, :10]})
+
+    async def twin() -> None:
+        async with AsyncImageClient(server.grpc_address) as client:
+            again = await client.infer("efficientnet_lite0", {"INPUT__0": pixels})
+            np.testing.assert_allclose(again["OUTPUT__0"], logits, atol=1e-4)
+
+    asyncio.run(twin())
+
+
 def test_the_asyncio_twin(server: TritonServer) -> None:
     images: list[object] = [jpeg(seed) for seed in range(20)]
     images[5] = "missing.jpg"

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import triton_vision_client
 from tritonclient import grpc as triton
 
 from tests.conftest import ROOT
@@ -57,6 +58,19 @@ def test_the_readmes_python_runs(server: TritonServer, document: str) -> None:
         done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
         assert "espresso" in done.stdout
+
+
+@pytest.mark.parametrize("number", range(len(blocks("docs/client.md", "python"))))
+def test_the_client_s_recipes_run(server: TritonServer, number: int) -> None:
+    code = blocks("docs/client.md", "python")[number].replace("localhost:8001", server.grpc_address)
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_every_public_name_has_an_example() -> None:
+    shown = "\n".join(blocks("docs/client.md", "python"))
+    for name in triton_vision_client.__all__:
+        assert re.search(rf"\b{name}\b", shown), name
 
 
 def test_the_readmes_curl_runs(server: TritonServer) -> None:

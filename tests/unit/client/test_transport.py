@@ -14,6 +14,7 @@ from typing import Any
 
 import grpc
 import numpy as np
+import prometheus_client
 import pytest
 import triton_vision_client
 from triton_vision_client import (
@@ -23,6 +24,7 @@ from triton_vision_client import (
     DeadlineExceededError,
     ImageClient,
     ModelNotFoundError,
+    PrometheusObserver,
     RequestTooLargeError,
     RetryPolicy,
     ServerError,
@@ -208,6 +210,54 @@ def test_headers_and_parameters_are_sent(start: Start) -> None:
     assert "on_bad_image" not in one.parameters
     assert many.parameters["on_bad_image"].string_param == "mask"
     assert "top_k" not in many.parameters
+
+
+def test_headers_and_a_trace_of_one_call(start: Start) -> None:
+    url, servicer = start(answer)
+    trace = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+    with ImageClient(url, headers={"a": "client", "b": "client"}) as client:
+        client.classify(b"x", headers={"B": "call"}, traceparent=trace)
+        client.classify(b"x")
+        with pytest.raises(ValueError, match="W3C Trace Context"):
+            client.classify(b"x", traceparent="yes")
+    first, second = servicer.metadata
+    assert (first["a"], first["b"], first["traceparent"]) == ("client", "call", trace)
+    assert (second["a"], second["b"]) == ("client", "client")
+    assert "traceparent" not in second
+
+
+def test_prometheus_counts_outcomes_retries_and_ejections(start: Start) -> None:
+    counter = itertools.count()
+
+    def second_time(request: Any, context: Any) -> Any:
+        if next(counter) == 0:
+            context.abort(CODE.UNAVAILABLE, "Socket closed")
+        if request.raw_input_contents[0].endswith(b"bad"):
+            context.abort(CODE.INVALID_ARGUMENT, "image 0: corrupt: bad")
+        return answer(request, context)
+
+    url, _ = start(second_time)
+    registry = prometheus_client.CollectorRegistry()
+    with ImageClient(url, retry=FAST, observer=PrometheusObserver(registry)) as client:
+        client.classify(b"x")
+        list(client.classify_many([b"x"]))
+        with pytest.raises(BadImageError):
+            client.classify(b"bad")
+    name = "triton_vision_client"
+    assert registry.get_sample_value(f"{name}_seconds_count", {"outcome": "ok"}) == 2
+    assert registry.get_sample_value(f"{name}_seconds_count", {"outcome": "BadImageError"}) == 1
+    assert registry.get_sample_value(f"{name}_retries_total", {"error": "ServerUnavailableError"}) == 1
+    assert registry.get_sample_value(f"{name}_ejections_total", {"server": url}) == 1
+
+
+def test_the_budget_bounds_what_a_server_in_trouble_sees(start: Start) -> None:
+    url, servicer = start(abort(CODE.UNAVAILABLE, "Socket closed"))
+    retry = RetryPolicy(attempts=4, initial=0.0, maximum=0.0, budget=0.1, reserve=5)
+    with ImageClient(url, retry=retry) as client:
+        for _ in range(100):
+            with pytest.raises(ServerUnavailableError):
+                client.classify(b"x")
+    assert 100 + 5 <= len(servicer.requests) <= 100 + 5 + 10
 
 
 def test_batches_are_filled_by_count_and_by_bytes(start: Start) -> None:
