@@ -34,6 +34,7 @@ lint:  ## ruff, mypy strict
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 	@$(BIN)/hadolint Dockerfile.triton
+	@$(BIN)/shellcheck deploy/deploy-triton.sh deploy/lib/*.sh
 
 bench: setup  ## measure the served rate and latency of ensemble_lite
 	@$(BIN)/triton-vision prepare efficientnet_lite0
@@ -49,6 +50,7 @@ image:  ## build the container image from Dockerfile.triton (TAG=name, OPTIONS="
 test-image: setup  ## build the image on a base made here, run it in a Docker engine of its own (as root)
 	@$(call environment,dev)
 	@$(BIN)/python -m pytest -q tests/image
+	@$(BIN)/python -m pytest -q tests/deploy/engine
 
 clean:  ## remove the environments and the artifacts
 	@rm -rf .venv .venv-export .venv-bench .setup.lock build/benchmark build/image

@@ -220,10 +220,8 @@ overlap() {
 end_old() {
     local slot
     if [[ -z ${OPTION[proxy]-} ]]; then
-        # At once. A Triton that ends in its own time refuses calls for seconds as if it had never known the model,
-        # which a caller has no reason to ask another server about; a connection that breaks is one.
-        say "ending $(inspect "$1" '{{.Name}}' | tr -d /) …"
-        remove "$1"
+        # Triton answers what is under way and refuses what comes now, which the suite's client asks the other one.
+        retire "$1"
         return
     fi
     slot=$(label_of "$1" slot)

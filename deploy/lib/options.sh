@@ -26,7 +26,7 @@ user|sr|UID[:GID]|the image's|whom the server runs as
 config-name|sr|NAME|for this machine|the core variant, configs/NAME.pbtxt in a model's directory
 ensemble|sr|NAME|every one served|the ensemble that must answer before the start counts
 timeout|sr|SECONDS|600|how long the server may take to become ready
-overlap|r|SECONDS|150|how long both containers serve before the old one is ended
+overlap|r|SECONDS|10|how long both containers serve before the old one is ended
 stop-timeout|sr|SECONDS|30|how long the server may take to end before it is killed
 container-env-file|sr|FILE||variables for the container, as docker run --env-file reads them
 docker-option|sr|OPTION||of docker run, such as --memory=16g; may be repeated

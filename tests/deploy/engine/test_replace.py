@@ -15,11 +15,6 @@ Make = Callable[[str], Deployment]
 NEVER = ("--health-cmd=exit 1", "--health-retries=1", "--health-start-period=1ms")
 UNHEALTHY = [word for option in NEVER for word in ("--docker-option", option)]
 
-# A gRPC channel that found a server down waits before it tries again, at most about as long as that was down: here
-# not the minutes for which the default is made.
-OVERLAP = ("--overlap", "40")
-
-
 def test_callers_of_both_addresses_lose_no_call(docker: Docker, deploy: Make) -> None:
     cats = deploy("blue and green")
     cats.start("--shm-size", "256m", "--", "--log-level", "info")
@@ -28,7 +23,7 @@ def test_callers_of_both_addresses_lose_no_call(docker: Docker, deploy: Make) ->
     green = blue.replace("-blue", "-green")
     with Callers(cats.callers_addresses()) as callers:
         callers.wait_for(10)
-        done = cats("replace", "--image", "triton-vision-test/next:1", *OVERLAP)
+        done = cats("replace", "--image", "triton-vision-test/next:1")
         assert done.code == 0, done.err
         callers.wait_for(10)
         assert cats.containers() == {green}
@@ -41,7 +36,7 @@ def test_callers_of_both_addresses_lose_no_call(docker: Docker, deploy: Make) ->
         published = found["HostConfig"]["PortBindings"]["8001/tcp"][0]["HostPort"]
         assert int(published) == int(cats.ports["--grpc-port"]) + 10
         # And back again.
-        done = cats("replace", "--image", docker.image, *OVERLAP)
+        done = cats("replace", "--image", docker.image)
         assert done.code == 0, done.err
         callers.wait_for(10)
         assert cats.containers() == {blue}
