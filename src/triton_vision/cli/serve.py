@@ -71,8 +71,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 def _add_security_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group(
         "security",
-        "Tokens come from files, or from $TRITON_VISION_ADMIN_TOKEN, $TRITON_VISION_SHM_TOKEN and "
-        "$TRITON_VISION_INFERENCE_TOKEN; callers send them as headers (docs/security.md).",
+        "Without a --…-token-file, a token is looked for in $TRITON_VISION_ADMIN_TOKEN_FILE and then in "
+        "$TRITON_VISION_ADMIN_TOKEN, and so for SHM and INFERENCE. Callers send it as a header (docs/security.md).",
     )
     group.add_argument(
         "--tls-cert",

@@ -23,6 +23,8 @@ from pathlib import Path
 
 PHOTO = Path(__file__).with_name("warm.jpg")
 URL_VARIABLE, MODEL_VARIABLE = "TRITON_VISION_HEALTH_URL", "TRITON_VISION_HEALTH_MODEL"
+# Where inference needs a token, serve has it from one of these, too; security.py has the names.
+TOKEN_VARIABLE, TOKEN_HEADER = "TRITON_VISION_INFERENCE_TOKEN", "triton-grpc-protocol-inference"
 DEFAULT_URL, DEFAULT_MODEL = "http://127.0.0.1:8000", "ensemble"
 # Below the time that the image's HEALTHCHECK and Kubernetes probes should allow.
 DEFAULT_TIMEOUT_S = 15.0
@@ -93,11 +95,22 @@ def _ask(url: str, path: str, timeout: float, image: bytes | None = None) -> tup
             connection.request("GET", parts.path.rstrip("/") + path)
         else:
             headers = {"Content-Type": "application/octet-stream", "Inference-Header-Content-Length": "0"}
-            connection.request("POST", parts.path.rstrip("/") + path, body=image, headers=headers)
+            connection.request("POST", parts.path.rstrip("/") + path, body=image, headers={**headers, **_token()})
         answer = connection.getresponse()
         return answer.status, answer.read()
     finally:
         connection.close()
+
+
+def _token() -> dict[str, str]:
+    """The header that opens inference, from the environment; empty where it has no token that could be sent."""
+    token, file = os.environ.get(TOKEN_VARIABLE, ""), os.environ.get(f"{TOKEN_VARIABLE}_FILE")
+    if file:
+        try:
+            token = Path(file).read_text(encoding="ascii")
+        except (OSError, ValueError):
+            token = ""  # the server's own answer will say what is missing
+    return {TOKEN_HEADER: token.strip()} if re.fullmatch(r"[!-~]+", token.strip()) else {}
 
 
 def _reason(body: bytes) -> str:

@@ -37,17 +37,22 @@ def header(role: str) -> str:
 
 
 def variable(role: str) -> str:
-    """The environment variable that may hold the token of a role."""
+    """The environment variable that may hold the token of a role; with ``_FILE`` behind it, the one of its file."""
     return f"TRITON_VISION_{role.upper()}_TOKEN"
 
 
 def read_token(role: str, file: str | Path | None, environment: Mapping[str, str]) -> str | None:
-    """The token of a role, from its file or else from its environment variable; None if there is neither.
+    """The token of a role; None if there is none.
+
+    Args:
+        file: where it lies; None looks into the environment, for the file's path and then for the token itself.
 
     Raises:
         SetupError: the file cannot be read or everybody may read it, or the token is empty or cannot be a header.
     """
     option = f"--{role}-token-file"
+    if file is None and environment.get(f"{variable(role)}_FILE"):
+        option, file = f"${variable(role)}_FILE", environment[f"{variable(role)}_FILE"]
     if file is not None:
         path = Path(file)
         refuse_if_open(option, path)
