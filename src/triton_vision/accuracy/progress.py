@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import shutil
 import sys
 import time
 from collections.abc import Callable
 from typing import TextIO
+
+from triton_vision.terminal import StatusLine, gauge, short_rate
 
 # Short enough for a line of 80 characters with 50,000 images.
 BAR = 8
@@ -25,10 +26,9 @@ class Progress:
     def __init__(self, total: int, stream: TextIO | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         self._total, self._clock = total, clock
         self._stream = stream or sys.stderr
-        self._bar = self._stream.isatty()
+        self._line = StatusLine(self._stream)
         self._began = self._shown = clock()
         self._ended: dict[str, float] = {}
-        self._drawn = False
 
     def __call__(self, counts: dict[str, int], accuracy: str) -> None:
         """Shows the counts, if the last ones have stood for long enough."""
@@ -36,19 +36,15 @@ class Progress:
         for side, count in counts.items():
             if count == self._total:
                 self._ended.setdefault(side, now)
-        if now - self._shown < (self.TERMINAL_S if self._bar else self.ELSEWHERE_S):
+        if now - self._shown < (self.TERMINAL_S if self._line.possible else self.ELSEWHERE_S):
             return
         self._shown = now
-        self._drawn = True
-        sides = ", ".join(f"{side} {count} {_short(self.rate(side, count))}/s" for side, count in counts.items())
+        sides = ", ".join(f"{side} {count} {short_rate(self.rate(side, count))}/s" for side, count in counts.items())
         text = f"{sides} of {self._total}" + (f"; {accuracy}" if accuracy else "")
-        if self._bar:
-            filled = BAR * min(counts.values()) // self._total
-            text = f"  [{'#' * filled}{'.' * (BAR - filled)}] {text}"[: shutil.get_terminal_size().columns - 1]
-            text = f"\r{text}\x1b[K"
+        if self._line.possible:
+            self._line.draw(f"  {gauge(min(counts.values()), self._total, BAR)} {text}")
         else:
-            text = f"  {text}"
-        print(text, end="" if self._bar else "\n", file=self._stream, flush=True)
+            print(f"  {text}", file=self._stream, flush=True)
 
     def rate(self, side: str, count: int) -> float:
         """A side's images a second, until now or until it had them all."""
@@ -56,9 +52,4 @@ class Progress:
 
     def end(self) -> None:
         """Clears the bar."""
-        if self._bar and self._drawn:
-            print("\r\x1b[K", end="", file=self._stream, flush=True)
-
-
-def _short(rate: float) -> str:
-    return f"{rate:.1f}" if rate < 10 else f"{rate:.0f}"
+        self._line.clear()

@@ -1,18 +1,34 @@
-"""``triton-vision classify``: files, folders and globs in, a row or a JSON object for each image out."""
+"""``triton-vision classify``: files, folders, globs and lists in, a row or a JSON object for each image out."""
 
 from __future__ import annotations
 
 import argparse
-import glob
-import json
-import os
+import contextlib
 import sys
-from collections.abc import Iterable, Iterator
-from pathlib import Path
+from collections.abc import Generator
+from functools import partial
 from typing import TYPE_CHECKING
 
+from triton_vision.cli.connection import add_connection_options, client_arguments
+from triton_vision.cli.feed import Feed
+from triton_vision.cli.find import find_files
+from triton_vision.cli.inputs import Inputs
+from triton_vision.cli.interrupt import Interrupts, Stopped
+from triton_vision.cli.lists import ListError
+from triton_vision.cli.output import Output, OutputError
+from triton_vision.cli.progress import Count, Progress
+from triton_vision.cli.rows import CsvRows, JsonRows, Rows, TableRows, path_of
+from triton_vision.terminal import printable
+
 if TYPE_CHECKING:
-    from triton_vision_client import Result
+    from triton_vision_client import ImageClient, Result
+
+__all__ = ["add_parser", "find_files", "run"]
+
+# 128 and SIGPIPE's number, as of any program whose reader has left.
+READER_LEFT = 141
+# How long somebody who has pressed Ctrl-C waits to hear of how many.
+COUNT_S = 1.0
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -20,15 +36,24 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser = subparsers.add_parser(
         "classify",
         help="classify images on a running server",
-        description="Classifies files, folders (with all below them, hidden files aside) and quoted globs on a running "
-        "server. Exit code 1: some images were refused; 2: it could not be done.",
+        description="Classifies files, folders (with all below them, hidden files aside), quoted globs and the files "
+        "of a list on a running server. Exit code 0: all were classified; 1: some images were refused; 2: it could "
+        "not be done; 130, 143: it was interrupted (Ctrl-C), terminated.",
     )
-    parser.add_argument("paths", nargs="+", metavar="PATH", help="a file, a folder, or a glob")
-    parser.add_argument("--url", default="localhost:8001", metavar="HOST:PORT", help="default: %(default)s")
-    parser.add_argument("--model", default="ensemble", metavar="NAME", help="default: %(default)s")
+    parser.add_argument("paths", nargs="*", metavar="PATH", help="a file, a folder, a glob, or - for a list on stdin")
+    parser.add_argument(
+        "--files-from", action="append", default=[], metavar="FILE", help="a list of files, one a line; - for stdin"
+    )
+    parser.add_argument("-0", "--null", action="store_true", help="NUL bytes separate the lists' files (find -print0)")
     parser.add_argument("--top-k", type=int, metavar="K", help="how many classes for each image; by default 5")
-    parser.add_argument("--timeout", type=float, default=30.0, metavar="S", help="seconds a request (default: 30)")
-    parser.add_argument("--json", action="store_true", help="one JSON object a line instead of a table")
+    formats = parser.add_mutually_exclusive_group()
+    formats.add_argument("--json", action="store_true", help="one JSON object a line instead of a table")
+    formats.add_argument("--csv", action="store_true", help="CSV with a header, a row for each prediction")
+    parser.add_argument(
+        "--output", metavar="FILE", help="write there instead of stdout; it is FILE.part until it is complete"
+    )
+    parser.add_argument("--no-progress", action="store_true", help="no progress, not even on a terminal")
+    add_connection_options(parser)
     parser.set_defaults(run=run)
 
 
@@ -36,82 +61,93 @@ def run(args: argparse.Namespace) -> int:
     """Classifies; returns the exit code."""
     from triton_vision_client import ImageClient, VisionClientError
 
+    given = vars(args)
     try:
-        files = list(find_files(args.paths))
-    except FileNotFoundError as error:
+        with contextlib.ExitStack() as stack:
+            interrupts = stack.enter_context(Interrupts())
+            lists, nul = given.get("files_from", []), given.get("null", False)
+            inputs = Inputs(args.paths, lists, nul, stack)
+            client = stack.enter_context(ImageClient(**client_arguments(args)))
+            output = Output(given.get("output"), interrupts.waiting)
+            stack.callback(output.close)
+            rows: Rows
+            if args.json:
+                rows = JsonRows()
+            elif given.get("csv"):
+                rows = CsvRows(output.is_terminal)
+            else:
+                rows = TableRows(output.encoding)
+            count = Count((lambda: inputs.count(output.file_id)) if inputs.can_be_counted() else None)
+            stack.callback(count.stop)
+            progress = Progress(None if given.get("no_progress") else sys.stderr, count)
+            return _Run(inputs, output, rows, count, progress).run(client, args.top_k, args.timeout, interrupts)
+    except BrokenPipeError:
+        return READER_LEFT
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        print(f"error: {where}{error.strerror or error}", file=sys.stderr)
+    except (VisionClientError, ValueError, OutputError) as error:
         print(f"error: {error}", file=sys.stderr)
-        return 2
-    if not files:
-        print(f"error: there are no files in {', '.join(args.paths)}", file=sys.stderr)
-        return 2
-    try:
-        with ImageClient(args.url, model=args.model, timeout=args.timeout) as client:
-            results = client.classify_many(files, top_k=args.top_k)
-            bad = print_json(results) if args.json else print_table(results, width=max(map(len, files)))
-    except (VisionClientError, ValueError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    return 1 if bad else 0
+    return 2
 
 
-def find_files(paths: Iterable[str]) -> Iterator[str]:
-    """The files that the paths name, in order, each once.
+class _Run:
+    """From the inputs to the rows, and what to say about it."""
 
-    Raises:
-        FileNotFoundError: a path names nothing.
-    """
-    seen: set[str] = set()
-    for path in paths:
-        if os.path.isdir(path):
-            found = [str(file) for file in sorted(Path(path).rglob("*")) if file.is_file() and not _hidden(file, path)]
-        elif os.path.lexists(path):
-            found = [path]
+    def __init__(self, inputs: Inputs, output: Output, rows: Rows, count: Count, progress: Progress) -> None:
+        self._inputs, self._output, self._rows, self._count, self._progress = inputs, output, rows, count, progress
+        self._feed = Feed(inputs.items(output.file_id), rows.expect)
+
+    def run(self, client: ImageClient, top_k: int | None, timeout: float, interrupts: Interrupts) -> int:
+        """Returns the exit code."""
+        from triton_vision_client import VisionClientError
+
+        results = self._feed.results(client, top_k, patience=timeout)
+        try:
+            with self._progress, contextlib.closing(results):
+                self._classify(results, interrupts)
+            if not self._feed.given and not self._inputs.may_be_empty:
+                raise ValueError(f"there are no files in {self._inputs.named()}")
+            self._output.finish()
+        except Stopped as stopped:
+            print(f"{stopped.word}: {self._how_far()}", file=sys.stderr)
+            return stopped.code
+        except (VisionClientError, ListError, OSError, OutputError) as error:
+            if isinstance(error, BrokenPipeError):
+                raise
+            came = f"; {self._how_far()}" if self._progress.done else ""
+            print(f"error: {error}{came}", file=sys.stderr)
+            return 2
+        summary = self._progress.summary()
+        if summary is not None:
+            print(summary, file=sys.stderr)
+        return 1 if self._progress.refused else 0
+
+    def _classify(self, results: Generator[Result, None, None], interrupts: Interrupts) -> None:
+        header = self._rows.header
+        while True:
+            with interrupts.waiting():
+                result = next(results, None)
+            if self._feed.ended:
+                self._count.total = self._feed.given
+            if result is None:
+                break
+            self._write(header + self._rows.of(result))
+            header = b""
+            self._progress.add(path_of(result.source), result.error is not None)
+        if header and self._inputs.may_be_empty:
+            self._write(header)
+
+    def _write(self, rows: bytes) -> None:
+        if self._output.is_terminal:
+            self._progress.above(partial(self._output.write, rows))
         else:
-            found = sorted(name for name in glob.glob(path, recursive=True) if os.path.isfile(name))
-            if not found:
-                raise FileNotFoundError(f"there is no {path}")
-        for file in found:
-            if file not in seen:
-                seen.add(file)
-                yield file
+            self._output.write(rows)
 
-
-def _hidden(file: Path, folder: str) -> bool:
-    return any(part.startswith(".") for part in file.relative_to(folder).parts)
-
-
-def print_table(results: Iterable[Result], width: int) -> int:
-    """A row for each image: its name, then label and score of each class. Returns how many were refused."""
-    bad = 0
-    width = min(width, 60)
-    for result in results:
-        if result.error is not None:
-            bad += 1
-            answer = f"REFUSED  {result.error}"
-        else:
-            answer = "   ".join(f"{entry.label} {entry.score:.3f}" for entry in result.predictions)
-        print(f"{_printable(str(result.source)):<{width}}  {answer}", flush=True)
-    return bad
-
-
-def print_json(results: Iterable[Result]) -> int:
-    """A JSON object for each image, one a line. Returns how many were refused."""
-    bad = 0
-    for result in results:
-        name = str(result.source).encode("utf-8", "surrogateescape").decode("utf-8", "replace")
-        row: dict[str, object] = {"source": name}
-        if result.error is not None:
-            bad += 1
-            row["error"] = {"reason": result.error.reason, "detail": result.error.detail}
-        else:
-            row["predictions"] = [
-                {"label": entry.label, "class_id": entry.class_id, "score": entry.score} for entry in result.predictions
-            ]
-        print(json.dumps(row, ensure_ascii=False), flush=True)
-    return bad
-
-
-def _printable(name: str) -> str:
-    """A file name as text that neither breaks a row nor commands a terminal, whatever its bytes are."""
-    text = name.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
-    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+    def _how_far(self) -> str:
+        feed = self._feed
+        total = feed.given if feed.ended and feed.failure is None else self._count.wait(COUNT_S)
+        kept = (
+            f"; their rows are in {printable(self._output.part)}" if self._output.part and self._progress.done else ""
+        )
+        return self._progress.how_far(total, feed.given) + kept
