@@ -15,6 +15,7 @@ Make = Callable[[str], Deployment]
 NEVER = ("--health-cmd=exit 1", "--health-retries=1", "--health-start-period=1ms")
 UNHEALTHY = [word for option in NEVER for word in ("--docker-option", option)]
 
+
 def test_callers_of_both_addresses_lose_no_call(docker: Docker, deploy: Make) -> None:
     cats = deploy("blue and green")
     cats.start("--shm-size", "256m", "--", "--log-level", "info")
@@ -68,7 +69,7 @@ def test_a_new_container_that_does_not_become_healthy_changes_nothing(docker: Do
         shown = cats("replace", "--dry-run", "--shm-size", "2g")
         assert shown.code == 0, shown.err
         assert [command[:2] for command in shown.commands()] == [
-            *(["docker", "run"], ["docker", "update"], ["docker", "rm"])
+            *(["docker", "run"], ["docker", "update"], ["docker", "stop"], ["docker", "rm"])
         ]
         assert "2g" in shown.command("docker", "run")
         moved = cats("replace", "--bind", "0.0.0.0")

@@ -8,6 +8,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import time
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
@@ -64,9 +65,14 @@ def test_from_start_to_stop(docker: Docker, deploy: Make, tmp_path: Path) -> Non
     assert f"{name}  serving {ENSEMBLE}\n" in status.out
     assert f"({found['Image'][7:19]})" in status.out
     assert cats.callers_addresses() == [grpc, f"127.0.0.1:{int(cats.ports['--grpc-port']) + 10}"]
-    logs = cats("logs", "--tail", "1000")
-    assert logs.code == 0
-    assert "\nready: " in logs.out + logs.err
+    deadline = time.monotonic() + 30
+    while True:  # `serve` says so only after it has sent an image of its own
+        logs = cats("logs", "--tail", "1000")
+        assert logs.code == 0
+        if "\nready: " in logs.out + logs.err:
+            break
+        assert time.monotonic() < deadline, logs.err
+        time.sleep(0.2)
 
     again = cats("start", *cats.arguments())
     assert again.code == 2
