@@ -33,6 +33,7 @@ class Output:
         self._waiting = waiting
         self._path: str | None = None
         self.part: str | None = None
+        self._own = path is not None
         if path is None:
             if sys.stdout is None:
                 raise OutputError("standard output is closed")
@@ -109,7 +110,7 @@ class Output:
 
     def close(self) -> None:
         """Closes a file of our own. What is not finished keeps its name, unless it holds nothing."""
-        if self._path is None:
+        if not self._own:
             return
         if self.part is not None and not self._complete:
             with contextlib.suppress(OSError):

@@ -89,5 +89,6 @@ def test_a_long_row_is_whole_though_the_pipe_is_short_and_does_not_block(tmp_pat
     one.write(row)
     one.close()
     thread.join(10)
+    assert not thread.is_alive(), "the pipe is still open"
     os.close(reader)
     assert bytes(got) == row

@@ -118,7 +118,7 @@ def test_a_signal_acts_where_the_command_waits(number: signal.Signals) -> None:
         assert stopped.value.code == 128 + number
     assert signal.getsignal(number) == before
     with Interrupts() as interrupts, pytest.raises(Stopped), interrupts.waiting():
-            signal.raise_signal(number)
+        signal.raise_signal(number)
 
 
 def test_an_ignored_signal_stays_ignored() -> None:
