@@ -22,7 +22,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.certificates import Authority
 from tests.conftest import COMMAND, SAMPLES, jpeg
+from tests.server.test_security import Serve
+from triton_vision.cli.connection import INFERENCE_HEADER
 from triton_vision.server import TritonServer
 
 F_SETPIPE_SZ = 1031  # fcntl's name for it came with Python 3.10.1
@@ -270,6 +273,32 @@ def test_a_server_that_dies_midway(repository: Path, many: Path) -> None:
     assert said.decode().startswith("error: ")
     assert said.decode().endswith(f"; {count} of 9000 images done, the last one {last}\n")
     assert said.count(b"\n") == 1
+
+
+def test_tls_and_the_token_that_serve_asks_for(repository: Path, few: Path, tmp_path: Path) -> None:
+    lite = tmp_path / "repository"
+    lite.mkdir()
+    for name in ("preprocess_lite", "efficientnet_lite0", "postprocess", "ensemble_lite"):
+        (lite / name).symlink_to(repository / name)
+    folder = tmp_path / "served"
+    folder.mkdir()
+    served = Serve(lite, Authority(tmp_path), folder)
+    try:
+        encrypted = (few / "00.jpg", "--url", served.localhost(), "--tls-ca", served.ca, "--timeout", "10", *LITE)
+        done = classify(*encrypted, "--token-file", folder / "inference")
+        assert done.returncode == 0, done.stderr
+        token = (folder / "inference").read_text().strip()
+        assert classify(*encrypted, "--header", f"{INFERENCE_HEADER}={token}").returncode == 0
+        for without in (encrypted, (few / "00.jpg", "--url", served.grpc, "--timeout", "10", *LITE)):
+            refused = classify(*without)
+            assert (refused.returncode, refused.stdout) == (2, b"")
+            assert refused.stderr.startswith(b"error: ")
+            assert refused.stderr.count(b"\n") == 1
+        served.process.terminate()
+        assert served.process.wait(15) == 0
+    finally:
+        served.process.kill()
+        served.process.communicate()
 
 
 class Screen:
