@@ -285,6 +285,7 @@ command_status() {
 
 command_logs() {
     local container newest='' arguments=(--tail "$(option tail)")
+    [[ $(option tail) == all ]] || check_whole tail
     need_engine || exit "$EXIT_CANNOT"
     for container in $(containers server); do newest=$container; done
     [[ -n $newest ]] || die "nothing of '$(option name)' is here"

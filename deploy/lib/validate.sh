@@ -30,6 +30,23 @@ validate_start() {
     check_address "$(option bind)"
     validate_ports
     for endpoint in repository artifacts container-env-file; do check_path "$endpoint"; done
+    validate_serve_arguments
+}
+
+# This script, and the proxy, ask the container over plain HTTP whether it is ready.
+validate_serve_arguments() {
+    local argument
+    while IFS= read -r argument; do
+        case $argument in
+        --tls-* | --inference-token-file* | --no-http* | --host* | --http-port* | --grpc-port* | --metrics-port*)
+            die "$argument cannot be given here: run the image yourself for that, as docs/image.md and docs/security.md say"
+            ;;
+        esac
+    done <<<"${OPTION[serve-arguments]-}"
+    if [[ -n ${OPTION[container-env-file]-} ]] &&
+        grep -qE '^TRITON_VISION_(INFERENCE_TOKEN|TLS)' -- "${OPTION[container-env-file]}"; then
+        die "--container-env-file sets an inference token: run the image yourself for that, as docs/security.md says"
+    fi
 }
 
 check_whole() {

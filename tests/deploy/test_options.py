@@ -189,7 +189,7 @@ def test_build_takes_the_projects_own_script(env: dict[str, str]) -> None:
     done = dry_run(env, "--build", "--build-option", "--build-arg=WEIGHTS=random", "--min-disk", "0")
     build = [str(ROOT / "scripts" / "image" / "build"), "triton-vision:latest", "--build-arg=WEIGHTS=random"]
     assert done.commands()[0] == build
-    both = run("start", "--build", "--pull", "--min-disk", "0", env=env)
+    both = run("start", "--build", "--pull", "--min-disk", "0", *words(free_ports()), env=env)
     assert both.code == 2
     assert "say one of the two" in both.err
 
@@ -282,3 +282,10 @@ def test_the_example_file_is_one(env: dict[str, str]) -> None:
     example = SCRIPT.with_name("deploy-triton.env.example")
     done = run("start", "--dry-run", "--env-file", str(example), *words(free_ports()), "--min-disk", "0", env=env)
     assert done.code == 0, done.err
+
+
+@pytest.mark.parametrize("argument", ["--tls-cert=/c.pem", "--inference-token-file", "--no-http", "--grpc-port"])
+def test_what_would_shut_its_own_questions_out_is_refused_at_once(env: dict[str, str], argument: str) -> None:
+    done = run("start", "--dry-run", *words(free_ports()), "--", argument, "x", env=env)
+    assert done.code == 2
+    assert f"{argument} cannot be given here" in done.err

@@ -41,10 +41,10 @@ LOOPBACK = re.compile(
 REFUSAL = re.compile(r"image (\d+): ([a-z_]+): (.*)", re.DOTALL)
 
 
-# A connection that has fallen silent is noticed after KEEPALIVE_S + ANSWER_S, while a call waits for its answer.
+# A connection that has fallen silent is noticed within KEEPALIVE_S + ANSWER_S, while a call waits for its answer.
 # Triton's defaults take that: gRPC sends two pings at most without data of its own in between, and a server closes a
 # connection only at the third that comes too soon.
-KEEPALIVE_S, ANSWER_S = 5, 3
+KEEPALIVE_S, ANSWER_S = 5, 5
 # How soon a server that is back is found, in milliseconds; gRPC's own default waits up to two minutes.
 FIRST_RECONNECT_MS, LAST_RECONNECT_MS, CONNECT_MS = 100, 1000, 3000
 
@@ -57,6 +57,8 @@ def channel_options(url: str, authority: Optional[str] = None) -> list[tuple[str
         ("grpc.max_receive_message_length", -1),
         ("grpc.keepalive_time_ms", KEEPALIVE_S * 1000),
         ("grpc.keepalive_timeout_ms", ANSWER_S * 1000),
+        # gRPC also pings to measure bandwidth, and while one such ping is unanswered, none of the others is sent.
+        ("grpc.http2.ping_timeout_ms", ANSWER_S * 1000),
         ("grpc.http2.max_pings_without_data", 2),
         ("grpc.initial_reconnect_backoff_ms", FIRST_RECONNECT_MS),
         ("grpc.max_reconnect_backoff_ms", LAST_RECONNECT_MS),

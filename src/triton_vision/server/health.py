@@ -18,6 +18,7 @@ import re
 import sys
 import time
 import urllib.parse
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,7 +26,7 @@ PHOTO = Path(__file__).with_name("warm.jpg")
 URL_VARIABLE, MODEL_VARIABLE = "TRITON_VISION_HEALTH_URL", "TRITON_VISION_HEALTH_MODEL"
 # Where inference needs a token, serve has it from one of these, too; security.py has the names.
 TOKEN_VARIABLE, TOKEN_HEADER = "TRITON_VISION_INFERENCE_TOKEN", "triton-grpc-protocol-inference"
-DEFAULT_URL, DEFAULT_MODEL = "http://127.0.0.1:8000", "ensemble"
+DEFAULT_URL, DEFAULT_MODEL = "http://127.0.0.1:8000", "ensemble,ensemble_lite"
 # Below the time that the image's HEALTHCHECK and Kubernetes probes should allow.
 DEFAULT_TIMEOUT_S = 15.0
 READY_TIMEOUT_S = 5.0
@@ -42,10 +43,24 @@ BUSY = re.compile(r"exceeds maximum queue size|timeout expired|too many requests
 
 @dataclass(frozen=True)
 class Health:
-    """What was found: one line for a person, and whether the server is fit to get requests."""
+    """What was found: one line for a person, whether the server is fit to get requests, whether it has the model."""
 
     healthy: bool
     report: str
+    served: bool = True
+
+
+def check_all(url: str, models: Sequence[str], timeout: float = DEFAULT_TIMEOUT_S) -> Health:
+    """Checks those of the ensembles that the server has; it must have one, and all that it has must be healthy.
+
+    Args:
+        url, timeout: as for ``check``; the time is for each.
+        models: the ensembles' names.
+    """
+    found = [check(url, model, timeout) for model in models]
+    served = [one for one in found if one.served]
+    ill = next((one for one in served if not one.healthy), None)
+    return ill or (served or found)[0]
 
 
 def check(url: str, model: str, timeout: float = DEFAULT_TIMEOUT_S, photo: bytes | None = None) -> Health:
@@ -66,7 +81,7 @@ def check(url: str, model: str, timeout: float = DEFAULT_TIMEOUT_S, photo: bytes
     except (OSError, http.client.HTTPException) as error:
         return Health(False, f"unhealthy: {url} does not answer ({_words(error)})")
     if status != 200:
-        return Health(False, f"unhealthy: {model} is not ready (HTTP {status}{_reason(body)})")
+        return Health(False, f"unhealthy: {model} is not ready (HTTP {status}{_reason(body)})", served=False)
 
     began = time.monotonic()
     try:
@@ -138,8 +153,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--model",
         default=os.environ.get(MODEL_VARIABLE) or DEFAULT_MODEL,
-        metavar="NAME",
-        help=f"the ensemble; default: ${MODEL_VARIABLE}, or {DEFAULT_MODEL}",
+        metavar="NAME[,NAME]",
+        help=f"the ensembles, of which the server must have one; default: ${MODEL_VARIABLE}, or {DEFAULT_MODEL}",
     )
     parser.add_argument(
         "--timeout", type=float, default=DEFAULT_TIMEOUT_S, metavar="S", help="seconds (default: %(default)g)"
@@ -149,7 +164,11 @@ def main(arguments: list[str] | None = None) -> int:
     if parts.scheme != "http" or not parts.hostname:
         print(f"unhealthy: {args.url!r} is not an address: give http://HOST:PORT", flush=True)
         return 1
-    found = check(args.url, args.model, args.timeout)
+    names = [name for name in (part.strip() for part in args.model.split(",")) if name]
+    if not names:
+        print("unhealthy: no ensemble is named", flush=True)
+        return 1
+    found = check_all(args.url, names, args.timeout)
     print(found.report, flush=True)
     return 0 if found.healthy else 1
 

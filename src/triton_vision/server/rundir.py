@@ -48,14 +48,19 @@ def runtime_root() -> Path:
 
 
 def clear_shared_memory(prefix: str) -> int:
-    """Removes the Python backend's regions of exactly this prefix; returns how many there were."""
+    """Removes this user's regions of exactly this prefix; returns how many there were.
+
+    Another user's server may have the same prefix, in a container of its own with the host's shared memory, and its
+    lock cannot be seen from here.
+    """
     count = 0
     with contextlib.suppress(FileNotFoundError):
         for entry in os.scandir(SHM):
             if entry.name.startswith(prefix) and UUID.fullmatch(entry.name[len(prefix) :]):
                 with contextlib.suppress(FileNotFoundError):
-                    os.unlink(entry.path)
-                    count += 1
+                    if entry.stat(follow_symlinks=False).st_uid == os.getuid():
+                        os.unlink(entry.path)
+                        count += 1
     return count
 
 
