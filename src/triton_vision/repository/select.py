@@ -66,9 +66,13 @@ def select(
     """
     if not repository.is_dir():
         raise RepositoryError(f"there is no model repository at {repository}: name one with --repository")
-    folders = sorted(
-        entry for entry in repository.iterdir() if entry.is_dir() and not entry.name.startswith((".", "__"))
-    )
+    try:
+        entries = list(repository.iterdir())
+    except OSError as error:
+        raise RepositoryError(
+            f"{repository} cannot be read ({error.strerror}): who serves it must be able to"
+        ) from None
+    folders = sorted(entry for entry in entries if entry.is_dir() and not entry.name.startswith((".", "__")))
     if not folders:
         raise RepositoryError(f"{repository} holds no model directories")
     if config_name and not re.fullmatch(r"[A-Za-z0-9_-][A-Za-z0-9_.-]*", config_name):
@@ -111,6 +115,13 @@ def select(
 
 
 def _reason_to_leave_out(model: Model, backends: frozenset[str]) -> str:
+    try:
+        return _reason(model, backends)
+    except OSError as error:
+        return f"{error.filename} cannot be read ({error.strerror})"
+
+
+def _reason(model: Model, backends: frozenset[str]) -> str:
     if model.problem:
         return model.problem
     backend = model.backend

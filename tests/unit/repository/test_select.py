@@ -271,6 +271,25 @@ def test_artifacts_in_a_directory_beside_the_repository(tmp_path: Path) -> None:
     assert named.left_out == {}
 
 
+def test_what_may_not_be_read_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    core(tmp_path / "r", "model.pt")
+    model(tmp_path / "r", "other", 'backend: "python"', "1/model.py")
+
+    def forbidden(path: Path) -> str:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr("triton_vision.repository.sidecar.sha256", forbidden)  # the tests may run as root
+    left_out = chosen(tmp_path / "r", ALL, "libtorch").left_out
+    assert left_out["resnet50_trt"].endswith("model.pt cannot be read (Permission denied)")
+
+    def closed(self: Path) -> None:
+        raise PermissionError(13, "Permission denied", str(self))
+
+    monkeypatch.setattr(Path, "iterdir", closed)
+    with pytest.raises(RepositoryError, match=r"cannot be read \(Permission denied\)"):
+        chosen(tmp_path / "r", ALL)
+
+
 def test_links_hold_just_what_is_served(tmp_path: Path) -> None:
     model(tmp_path / "r", "good", 'backend: "python"', "1/model.py")
     model(tmp_path / "r", "bare", 'backend: "python"')
