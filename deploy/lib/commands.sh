@@ -24,8 +24,8 @@ clean_up() {
 
 remove_network() {
     local owner
-    owner=$(docker network inspect --format "{{index .Labels \"$LABEL.name\"}}" "$(slug)" 2>/dev/null) || return 0
-    if [[ $owner == "$(option name)" ]]; then run_quietly docker network rm "$(slug)"; fi
+    owner=$(docker network inspect --format "{{index .Labels \"$LABEL.name\"}}" "$(network)" 2>/dev/null) || return 0
+    if [[ $owner == "$(option name)" ]]; then run_quietly docker network rm "$(network)"; fi
 }
 
 # load_kept CONTAINER: takes what is not said from the labels of a container.

@@ -100,7 +100,7 @@ compose_run() {
     for name in "${KEPT_OPTIONS[@]}"; do
         if [[ -n ${OPTION[$name]-} ]]; then RUN+=(--label "$LABEL.option.$name=${OPTION[$name]}"); fi
     done
-    if [[ -n ${OPTION[proxy]-} ]]; then RUN+=(--network "$(slug)"); fi
+    if [[ -n ${OPTION[proxy]-} ]]; then RUN+=(--network "$(network)"); fi
     case $GPUS in
     none) ;;
     all) RUN+=(--gpus all) ;;
@@ -139,7 +139,7 @@ start_container() {
         return 0
     fi
     if why=$("${RUN[@]}" 2>&1 >/dev/null); then return 0; fi
-    why=$(grep -m 1 '^docker: ' <<<"$why") || true
+    why=$(grep -m 1 '^docker: ' <<<"$why" || grep -m 1 . <<<"$why") || true
     why=${why#docker: }
     error "docker does not start the container: ${why#Error response from daemon: }"
     return "$EXIT_CANNOT"

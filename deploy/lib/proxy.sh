@@ -3,11 +3,18 @@
 
 readonly ADMIN_PORT=9999
 
+# network: its name. Never one that means something to docker, such as host.
+network() { printf '%s-network' "$(slug)"; }
+
 # start_network: the network on which the proxy finds the containers by name.
 start_network() {
     [[ -n ${OPTION[proxy]-} ]] || return 0
-    if docker network inspect "$(slug)" >/dev/null 2>&1; then return 0; fi
-    run_quietly docker network create --label "$LABEL.name=$(option name)" "$(slug)"
+    local owner
+    if owner=$(docker network inspect --format "{{index .Labels \"$LABEL.name\"}}" "$(network)" 2>/dev/null); then
+        [[ $owner == "$(option name)" ]] && return 0
+        die "docker has a network '$(network)' that is not this deployment's: choose another --name"
+    fi
+    run_quietly docker network create --label "$LABEL.name=$(option name)" "$(network)"
 }
 
 get_proxy_image() {
@@ -28,7 +35,7 @@ start_proxy() {
     read -r http grpc metrics <<<"$(ports_of proxy)"
     RUN=()
     guarded proxy "$name"
-    RUN+=(--network "$(slug)" --env "BLUE=$(container_name blue)" --env "GREEN=$(container_name green)"
+    RUN+=(--network "$(network)" --env "BLUE=$(container_name blue)" --env "GREEN=$(container_name green)"
         --publish "$(published "$address" "$http" 8000)" --publish "$(published "$address" "$grpc" 8001)"
         --publish "$(published "$address" "$metrics" 8002)"
         --mount "type=bind,$(mount_field source "$DEPLOY_DIR/haproxy.cfg"),target=/etc/triton-vision/haproxy.cfg,readonly"

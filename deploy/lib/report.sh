@@ -40,6 +40,10 @@ END
     if [[ -z ${OPTION[proxy]-} ]]; then
         printf '\nCallers that name both addresses lose no call when the container is replaced:\n  %s\n' "$addresses"
     fi
+    local line
+    while IFS= read -r line; do
+        warn "$line"
+    done < <(docker logs "$(container_name "$1")" 2>/dev/null | grep '^left out: ' || true)
     if [[ $(option bind) != 127.* && $(option bind) != ::1 ]]; then
         warn "whoever reaches $(option bind) may call the server: it asks for no password, and nothing is encrypted"
     fi

@@ -149,6 +149,7 @@ def test_a_black_hole_ends_with_the_call_s_own_timeout(proxy: Proxy, direction: 
         assert isinstance(caught.value, (DeadlineExceededError, ServerUnavailableError))
         setattr(proxy, direction, lambda piece: piece)
         proxy.reset()
+    with ImageClient(proxy.address, model=LITE, retry=FAST) as client:
         assert label(client, timeout=10.0) == "espresso"
 
 

@@ -9,6 +9,7 @@ import socket
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Coroutine, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from types import TracebackType
 from typing import Any, Optional
@@ -19,10 +20,11 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from triton_vision_client import _protocol
 from triton_vision_client._balancer import Member
-from triton_vision_client._batches import Batch, pack, window
-from triton_vision_client._calls import Attempts
+from triton_vision_client._batches import Batch, check_many, pack, window
+from triton_vision_client._calls import Attempts, Budget
 from triton_vision_client._client import (
     ANSWERS,
+    LOOK_UP_S,
     NOT_REACHED,
     PROBE_S,
     UNREGISTER_S,
@@ -30,6 +32,7 @@ from triton_vision_client._client import (
     Call,
     Parameters,
     degraded,
+    is_well,
     model_infos,
     server_info,
 )
@@ -57,6 +60,12 @@ class _Connection:
     def connected(self) -> bool:
         return bool(self.channel.get_state() == grpc.ChannelConnectivity.READY)
 
+    def end(self) -> None:
+        """Closes it without its loop, which is gone."""
+        inner = getattr(self.channel, "_channel", None)
+        if inner is not None:
+            inner.close()
+
 
 class AsyncImageClient(BaseClient):
     """``ImageClient`` for asyncio: the same arguments, the same results, the same errors.
@@ -66,6 +75,7 @@ class AsyncImageClient(BaseClient):
     """
 
     _loop: Optional[asyncio.AbstractEventLoop] = None
+    _resolving: asyncio.Lock
 
     async def classify(
         self,
@@ -106,13 +116,27 @@ class AsyncImageClient(BaseClient):
         headers: Optional[Mapping[str, str]] = None,
         traceparent: Optional[str] = None,
     ) -> AsyncIterator[Result]:
-        """As ``ImageClient.classify_many``: ``async for item in client.classify_many(images)``."""
+        """As ``ImageClient.classify_many``: ``async for item in client.classify_many(images)``.
+
+        The images are read in a thread of their own, so that a slow disk, or a slow generator, does not hold up the
+        event loop.
+        """
         _protocol.check_top_k(top_k)
+        check_many(images)
         flying: deque[tuple[Batch, asyncio.Task[list[Result]]]] = deque()
         await self._look_up()
         most = window(len(self._balancer.members))
+        loop, reader = asyncio.get_running_loop(), ThreadPoolExecutor(1, "images")
         try:
-            for batch in pack(images):
+            failure: Optional[BaseException] = None
+            batches = pack(images)
+            while True:
+                batch = await loop.run_in_executor(reader, next, batches, None)
+                if batch is None:
+                    break
+                if isinstance(batch, BaseException):
+                    failure = batch  # what has been sent is answered first
+                    break
                 call = self._classification(
                     batch.images,
                     top_k=top_k,
@@ -123,8 +147,6 @@ class AsyncImageClient(BaseClient):
                     traceparent=traceparent,
                 )
                 flying.append((batch, asyncio.ensure_future(self._answers(batch, call))))
-                # The request leaves before the next batch is read.
-                await asyncio.sleep(0)
                 if len(flying) >= most:
                     landed, task = flying.popleft()
                     for result in landed.merge(await task):
@@ -133,7 +155,10 @@ class AsyncImageClient(BaseClient):
                 landed, task = flying.popleft()
                 for result in landed.merge(await task):
                     yield result
+            if failure is not None:
+                raise failure
         finally:
+            reader.shutdown(wait=False)
             for _, task in flying:
                 task.cancel()
             await asyncio.gather(*(task for _, task in flying), return_exceptions=True)
@@ -158,8 +183,10 @@ class AsyncImageClient(BaseClient):
         deadline = time.monotonic() + (self._settings.timeout if timeout is None else check_timeout(timeout))
         request = service_pb2.ModelReadyRequest(name=model or self._settings.model)
         await self._look_up()
-        for member in list(self._balancer.members):
-            left = max(0.001, deadline - time.monotonic())
+        members = list(self._balancer.members)
+        for number, member in enumerate(members):
+            # One that is silent must not use up the others' time.
+            left = max(0.001, (deadline - time.monotonic()) / (len(members) - number))
             try:
                 stub = self._connection(member).stub
                 answer = await stub.ModelReady(request, timeout=left, metadata=self._settings.metadata)
@@ -183,8 +210,11 @@ class AsyncImageClient(BaseClient):
         """Closes the connections. Idempotent."""
         mine = self._loop is asyncio.get_running_loop() and self._process == os.getpid()
         if mine and not self._closed:
-            for name, member in self._abandon_regions():
-                await self._unregister(name, member)
+            gone = self._abandon_regions()
+            await asyncio.gather(*(self._unregister(name, member) for name, member in gone))
+            for member in self._balancer.members:
+                for name in self._stale.pop(member.address, ()):
+                    await self._unregister(name, member)
         self._closed = True
         connections, self._connections = self._connections, {}
         if mine:
@@ -204,23 +234,41 @@ class AsyncImageClient(BaseClient):
 
     # -- servers -------------------------------------------------------------------------------------------------
 
-    async def _look_up(self) -> None:
+    async def _look_up(self, timeout: float = LOOK_UP_S) -> None:
         """Resolves the addresses if it is time to, and asks the ejected servers that are due."""
         loop = asyncio.get_running_loop()
         if self._loop is not loop or self._process != os.getpid():
-            # What belongs to a loop that is gone, or to a parent process, is left alone.
-            self._left_behind += [self._connections, self._regions]
+            self._leave_behind()
             self._loop, self._process, self._connections, self._regions = loop, os.getpid(), {}, None
+            self._resolving = asyncio.Lock()
             self._tasks = set()
             self._start_over()
-        if self._must_look_up():
-            answers = [await self._resolve(url) for url in self._settings.urls]
-            for member in self._take(answers):
+        async with self._resolving:  # of several first calls, the others wait for what the first one finds
+            if self._must_look_up():
+                limit = min(LOOK_UP_S, timeout / 2)
+                self._take(await asyncio.gather(*(self._resolve(url, limit) for url in self._settings.urls)))
+            for member in self._retired():
                 connection = self._connections.pop(member, None)
                 if connection is not None:
                     await connection.channel.close()
         for member in self._balancer.due():
             self._later(self._probe(member))
+
+    def _leave_behind(self) -> None:
+        """Gives up what belongs to another loop, or to a parent process."""
+        if self._process == os.getpid() and self._loop is not None and self._loop.is_closed():
+            for member, names in self._told.items():
+                self._stale.setdefault(member.address, set()).update(names)
+            self._told = {}
+            if self._regions is not None:
+                self._regions.close()
+            for connection in self._connections.values():
+                connection.end()
+        else:
+            # Somebody may still use it: closing it here would disturb him.
+            self._left_behind += [self._connections, self._regions]
+            self._told, self._stale = {}, {}
+            self._budget = Budget(self._settings.retry.budget, self._settings.retry.reserve)
 
     async def _probe(self, member: Member) -> None:
         """Asks whether the model is ready there."""
@@ -230,8 +278,10 @@ class AsyncImageClient(BaseClient):
                 self._readiness(), timeout=PROBE_S, metadata=self._settings.metadata, wait_for_ready=True
             )
             well = bool(answer.ready)
-        except (grpc.RpcError, ValueError):
-            pass
+        except grpc.RpcError as error:
+            well = is_well(error)
+        except ValueError:
+            pass  # the client has been closed
         finally:
             self._balancer.probed(member, well)
 
@@ -243,20 +293,21 @@ class AsyncImageClient(BaseClient):
             connection = self._connections[member] = _Connection(member, self._settings)
         return connection
 
-    async def _resolve(self, url: str) -> list[Any]:
+    async def _resolve(self, url: str, timeout: float) -> list[Any]:
         named = named_host(url)
         if named is None:
             return []
+        asked = asyncio.get_running_loop().getaddrinfo(*named, type=socket.SOCK_STREAM)
         try:
-            return await asyncio.get_running_loop().getaddrinfo(*named, type=socket.SOCK_STREAM)
-        except OSError:
+            return await asyncio.wait_for(asked, timeout)
+        except (OSError, asyncio.TimeoutError):
             return []
 
     # -- one request ---------------------------------------------------------------------------------------------
 
     async def _run(self, call: Call) -> Any:
         """Sends a request until it is answered, or there is nothing left to try."""
-        await self._look_up()
+        await self._look_up(call.timeout)
         attempts = self._attempts(call)
         self._place(call)
         answered = False
@@ -281,8 +332,11 @@ class AsyncImageClient(BaseClient):
                     typed, pause = self._failed(error, call, attempts, member, connection.connected)
                     if pause is None:
                         raise typed from error
-                except BaseException:
+                except BaseException as error:
                     self._balancer.ended(member)
+                    if self._closed and isinstance(error, (asyncio.CancelledError, ValueError)):
+                        # gRPC cancels the calls of a channel that is closed.
+                        raise ValueError("the client is closed") from None
                     raise
                 else:
                     answered = True
@@ -302,8 +356,12 @@ class AsyncImageClient(BaseClient):
         name = call.region.name
         if member not in self._told:
             await self._clear_after_others(connection, member)
+            for stale in self._stale.pop(member.address, ()):
+                await self._unregister(stale, member)
         request = service_pb2.SystemSharedMemoryRegisterRequest(name=name, key=f"/{name}", byte_size=call.region.size)
         send = connection.stub.SystemSharedMemoryRegister
+        # It may arrive even if its answer does not.
+        self._told.setdefault(member, set()).add(name)
         try:
             await send(request, timeout=attempts.remaining(), metadata=call.metadata)
         except grpc.RpcError as error:

@@ -11,6 +11,8 @@ from typing import Callable, Optional
 # How long a server that failed is left alone: doubled with each failure in a row, up to the longest.
 FIRST_EJECTION_S = 0.25
 LONGEST_EJECTION_S = 4.0
+# Answers in a row that may be the server's fault (INTERNAL, no answer in time) until it is ejected for them.
+ERRORS_IN_A_ROW = 3
 
 
 @dataclass(eq=False)
@@ -29,6 +31,7 @@ class Member:
     outstanding: int = 0
     proven: bool = False
     failures: int = 0
+    errors: int = 0
     ejected_until: float = 0.0
     probing: bool = False
     # Back from an ejection, but yet to answer a call: it gets one at a time.
@@ -37,6 +40,9 @@ class Member:
 
 class Balancer:
     """Chooses among the members, and learns from how calls end. Safe to use from several threads.
+
+    Its lock, as every one of this package, may be taken again by the thread that has it: the garbage collector may end
+    somebody's unfinished ``classify_many`` at any moment, in any thread.
 
     Args:
         members: at least one.
@@ -52,7 +58,7 @@ class Balancer:
         self.members = list(members)
         self._on_ejection = on_ejection
         self._clock = clock
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._turn = 0
 
     def pick(self, tried: Iterable[Member] = ()) -> Member:
@@ -71,17 +77,17 @@ class Balancer:
             return chosen
 
     def has_untried(self, tried: Iterable[Member]) -> bool:
-        """Whether there is a member in rotation that a call has not tried."""
+        """Whether there is a member that a call has not tried; one in ejection, too, may be well again by now."""
         with self._lock:
             skip = set(tried)
-            return any(member not in skip and self._in_rotation(member) for member in self.members)
+            return any(member not in skip for member in self.members)
 
     def answered(self, member: Member) -> None:
         """A call ended, and the server did what it should: with an answer, or a refusal that is the caller's affair."""
         with self._lock:
             member.outstanding -= 1
             member.proven = True
-            member.failures, member.ejected_until, member.on_trial = 0, 0.0, False
+            member.failures, member.errors, member.ejected_until, member.on_trial = 0, 0, 0.0, False
 
     def failed(self, member: Member) -> None:
         """A call ended because the server could not be reached, or its model is broken: it is ejected."""
@@ -91,6 +97,19 @@ class Balancer:
             ejected = self._eject(member)
         if ejected and self._on_ejection is not None:
             self._on_ejection(member)
+
+    def erred(self, member: Member) -> None:
+        """A call ended with what may be the server's fault: an INTERNAL error, or none in time.
+
+        A server that answers errors at once has always the fewest calls under way: after ERRORS_IN_A_ROW it is ejected.
+        """
+        with self._lock:
+            member.errors += 1
+            ill = member.errors >= ERRORS_IN_A_ROW and len(self.members) > 1
+        if ill:
+            self.failed(member)
+        else:
+            self.ended(member)
 
     def ended(self, member: Member) -> None:
         """A call ended in a way that says nothing about the server."""

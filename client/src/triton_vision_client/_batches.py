@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Optional, Union
 
 from triton_vision_client._errors import BadImageError
 from triton_vision_client._images import ImageSource, encode_or_refuse
@@ -43,10 +44,27 @@ def window(servers: int) -> int:
     return min(LARGEST_WINDOW, WINDOW * servers)
 
 
-def pack(images: Iterable[ImageSource]) -> Iterator[Batch]:
-    """Batches of consecutive images, read one by one, so that an endless iterable is fine."""
-    batch = Batch()
-    for source in images:
+def check_many(images: Any) -> None:
+    """Raises TypeError for a single image where many are wanted."""
+    if isinstance(images, (str, bytes, bytearray, os.PathLike)):
+        raise TypeError("classify_many takes many images, such as a list of paths; for one there is classify")
+
+
+def pack(images: Iterable[ImageSource]) -> Iterator[Union[Batch, BaseException]]:
+    """Batches of consecutive images, read one by one, so that an endless iterable is fine.
+
+    What the iterable itself raises comes last, behind the images that it gave before.
+    """
+    batch, source_of = Batch(), iter(images)
+    failure: Optional[BaseException] = None
+    while True:
+        try:
+            source = next(source_of)
+        except StopIteration:
+            break
+        except Exception as error:  # noqa: BLE001 - the caller's own code
+            failure = error
+            break
         image = encode_or_refuse(source)
         size = 0 if isinstance(image, BadImageError) else len(image)
         if batch.sources and (len(batch.sources) == BATCH or batch.size + size > BATCH_BYTES):
@@ -60,3 +78,5 @@ def pack(images: Iterable[ImageSource]) -> Iterator[Batch]:
         batch.sources.append(source)
     if batch.sources:
         yield batch
+    if failure is not None:
+        yield failure

@@ -9,7 +9,9 @@ from typing import Optional
 from triton_vision_client import _protocol
 from triton_vision_client._balancer import Balancer, Member
 from triton_vision_client._errors import (
+    DeadlineExceededError,
     ModelNotFoundError,
+    ServerError,
     ServerOverloadedError,
     ServerUnavailableError,
     VisionClientError,
@@ -29,7 +31,7 @@ class Budget:
     def __init__(self, ratio: float, reserve: float) -> None:
         self._ratio, self._reserve = ratio, reserve
         self._saved = reserve
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
 
     def earn(self) -> None:
         """A call begins."""
@@ -56,6 +58,10 @@ class Attempts:
         self._retries = 0
         budget.earn()
 
+    def renew(self) -> None:
+        """Gives the call its whole timeout again."""
+        self._deadline = time.monotonic() + self.timeout
+
     def remaining(self) -> float:
         """Seconds left of the call's timeout; at least a millisecond, so that gRPC itself reports the end."""
         return max(0.001, self._deadline - time.monotonic())
@@ -74,14 +80,20 @@ class Attempts:
         """Whether it is worth a moment to see that the server can be reached, since another one might."""
         return not member.proven and len(self._balancer.members) > 1 and self._balancer.has_untried(self._tried)
 
-    def settle(self, member: Member, error: Optional[VisionClientError]) -> None:
-        """Tells the balancer how a try has ended."""
+    def settle(self, member: Member, error: Optional[VisionClientError], *, own_model: bool = True) -> None:
+        """Tells the balancer how a try has ended.
+
+        Args:
+            own_model: whether the call was for the client's own model, which all its servers should have.
+        """
         if error is None:
             self._balancer.answered(member)
         elif isinstance(error, ServerUnavailableError) and not isinstance(error, ServerOverloadedError):
             self._balancer.failed(member)
-        elif isinstance(error, ModelNotFoundError) and len(self._balancer.members) > 1:
+        elif isinstance(error, ModelNotFoundError) and own_model and len(self._balancer.members) > 1:
             self._balancer.failed(member)  # it may still be loading
+        elif isinstance(error, DeadlineExceededError) or getattr(error, "suspect", False):
+            self._balancer.erred(member)
         else:
             self._balancer.ended(member)
 
@@ -94,7 +106,7 @@ class Attempts:
         if not _protocol.may_retry(error, details):
             return None
         untried = self._retry.attempts > 1 and self._balancer.has_untried(self._tried)
-        if isinstance(error, ModelNotFoundError) and not untried:
+        if isinstance(error, (ModelNotFoundError, ServerError)) and not untried:
             return None
         if untried:
             return 0.0

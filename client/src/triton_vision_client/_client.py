@@ -39,6 +39,8 @@ ANSWERS = (
 UNREGISTER_S = 2.0
 # An ejected server is asked whether it is well; how long it may take to say so.
 PROBE_S = 2.0
+# How long the look-up of a name may take; without an answer it is gRPC's affair.
+LOOK_UP_S = 2.0
 # A name that stands for several servers is looked up again when one of them fails, but not more often than this.
 LOOK_UP_AGAIN_S = 5.0
 
@@ -84,7 +86,8 @@ class BaseClient:
         self._settings = Settings.of(url, model, tls, headers, timeout, retry, fallback, observer, transport)
         self._budget = Budget(self._settings.retry.budget, self._settings.retry.reserve)
         self._closed = False
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
+        self._looking_up = threading.RLock()
         self._process = os.getpid()
         self._connections: dict[Member, Any] = {}
         self._left_behind: list[Any] = []
@@ -93,11 +96,14 @@ class BaseClient:
         self._without_shm: set[Member] = set()
         # Which regions each server has been told of, and not yet that they are gone.
         self._told: dict[Member, set[str]] = {}
+        # The same by address, from event loops that are gone.
+        self._stale: dict[str, set[str]] = {}
         self._start_over()
 
     def _start_over(self) -> None:
         """Forgets what is known of the servers."""
         self._looked_up, self._look_up_again = 0.0, False
+        self._gone: list[Member] = []
         self._balancer = Balancer([Member(url) for url in self._settings.urls], self._ejected)
 
     # -- building calls ------------------------------------------------------------------------------------------
@@ -173,17 +179,24 @@ class BaseClient:
         typed = _protocol.translate(
             error.code(), details, model=call.model, address=member.address, timeout=call.timeout, connected=connected
         )
-        attempts.settle(member, typed)
+        attempts.settle(member, typed, own_model=call.model == self._settings.model)
         pause = attempts.pause_after(typed, details)
         if pause is None:
-            self._settings.observer.call(type(typed).__name__, time.monotonic() - call.began)
+            self._tell("call", type(typed).__name__, time.monotonic() - call.began)
         else:
-            self._settings.observer.retry(typed)
+            self._tell("retry", typed)
         return typed, pause
 
     def _succeeded(self, call: Call, attempts: Attempts, member: Member) -> None:
         attempts.settle(member, None)
-        self._settings.observer.call("ok", time.monotonic() - call.began)
+        self._tell("call", "ok", time.monotonic() - call.began)
+
+    def _tell(self, what: str, *arguments: Any) -> None:
+        """Tells the observer, whose own mistakes must not cost an answer."""
+        try:
+            getattr(self._settings.observer, what)(*arguments)
+        except Exception:
+            LOG.exception("the observer raised")
 
     def _degrades(self, error: VisionClientError) -> bool:
         """Whether the fallback answers for servers that did not."""
@@ -220,11 +233,11 @@ class BaseClient:
         assert call.region is not None
         if error is None:
             self._regions.registered[call.region].add(member)
-            self._told.setdefault(member, set()).add(call.region.name)
         elif error.code() in NOT_REACHED and "restricted" not in (error.details() or ""):
             raise error
         else:
             self._without_shm.add(member)
+            self._told.get(member, set()).discard(call.region.name)
             LOG.warning(
                 "%s takes no shared memory from here, so images go over gRPC (%s)", member.address, error.details()
             )
@@ -267,7 +280,7 @@ class BaseClient:
 
     def _ejected(self, member: Member) -> None:
         self._look_up_again = True
-        self._settings.observer.ejection(member.address)
+        self._tell("ejection", member.address)
 
     def _must_look_up(self) -> bool:
         """Whether the addresses shall be resolved now: before the first call, and after an ejection."""
@@ -277,13 +290,27 @@ class BaseClient:
         self._looked_up, self._look_up_again = now, False
         return True
 
-    def _take(self, answers: Sequence[Sequence[Any]]) -> list[Member]:
-        """Takes the resolvers' answers, one for each URL; returns the servers that are gone."""
+    def _take(self, answers: Sequence[Sequence[Any]]) -> None:
+        """Takes the resolvers' answers, one for each URL. Servers that are gone end with their last call."""
         members = [member for url, found in zip(self._settings.urls, answers) for member in members_of(url, found)]
-        return self._balancer.replace(list({member.address: member for member in members}.values()))
+        self._gone += self._balancer.replace(list({member.address: member for member in members}.values()))
+
+    def _retired(self) -> list[Member]:
+        """The servers that are gone and that no call is under way to any more."""
+        ended = [member for member in self._gone if not member.outstanding]
+        self._gone = [member for member in self._gone if member.outstanding]
+        return ended
 
     def _readiness(self) -> Any:
         return service_pb2.ModelReadyRequest(name=self._settings.model)
+
+
+def is_well(error: Any) -> bool:
+    """Whether a server that answers a question about its readiness with an error may be called all the same.
+
+    It may want a token that only calls have.
+    """
+    return error.code() not in NOT_REACHED or "restricted" in (error.details() or "").lower()
 
 
 def server_info(response: Any) -> ServerInfo:

@@ -65,4 +65,10 @@ class AuthenticationError(VisionClientError):
 
 
 class ServerError(VisionClientError):
-    """The server answered with an error that no other class describes."""
+    """The server answered with an error that no other class describes.
+
+    Attributes:
+        suspect: whether it may be the server's own fault, so that another one is worth a try.
+    """
+
+    suspect = False

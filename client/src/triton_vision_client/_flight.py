@@ -22,7 +22,7 @@ class Flight:
 
     def __init__(self, client: ImageClient, call: Call, *, waits: bool = False) -> None:
         self._client, self._call, self._waits = client, call, waits
-        client._look_up()
+        client._look_up(call.timeout)
         self._attempts = client._attempts(call)
         client._place(call)
         self._start()
@@ -42,14 +42,19 @@ class Flight:
             self._answer = (send if self._waits else send.future)(message, timeout=left, metadata=call.metadata)
         except grpc.RpcError as error:
             self._failure = error
-        except BaseException:
+        except BaseException as error:
             client._balancer.ended(self._member)
             client._free(call, answered=False)
+            if isinstance(error, ValueError) and client._closed:
+                raise ValueError("the client is closed") from None
             raise
 
     def land(self) -> Any:
         """The response; raises the typed error if there is none."""
         client, call = self._client, self._call
+        if not self._waits and (self._failure is not None or self._answer.done()):
+            # Nobody has waited for it: should it have failed, its next try has the time that a call has.
+            self._attempts.renew()
         while True:
             try:
                 if self._failure is not None:

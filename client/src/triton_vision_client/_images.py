@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
 import struct
 import sys
 import zlib
@@ -36,7 +38,10 @@ def encode(image: ImageSource) -> bytes:
         RequestTooLargeError: it would not fit into a message of its own.
     """
     if isinstance(image, (str, os.PathLike)):
-        _check_size(os.path.getsize(image))  # before it is read
+        known = os.stat(image)
+        if stat.S_ISFIFO(known.st_mode) or stat.S_ISSOCK(known.st_mode):
+            raise OSError(errno.EINVAL, "a pipe or socket, which may never end: read it and pass the bytes", str(image))
+        _check_size(known.st_size)  # before it is read
     content = _encode(image)
     _check_size(len(content))
     return content
@@ -81,6 +86,8 @@ def encode_or_refuse(image: ImageSource) -> Union[bytes, BadImageError]:
         return BadImageError("unreadable", str(error))
     except RequestTooLargeError as error:
         return BadImageError("too_large", str(error))
+    except Exception as error:  # noqa: BLE001 - a file object's own read may raise anything
+        return BadImageError("unreadable", f"{type(error).__name__}: {error}")
 
 
 def _pixels(image: Any) -> NDArray[Any]:

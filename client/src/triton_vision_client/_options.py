@@ -31,12 +31,15 @@ class RetryPolicy:
     reserve: float = 20.0
 
     def __post_init__(self) -> None:
-        if self.attempts < 1 or min(self.initial, self.maximum, self.budget, self.reserve) < 0:
+        # Written so that no NaN passes.
+        if not self.attempts >= 1 or not all(
+            value >= 0 for value in (self.initial, self.maximum, self.budget, self.reserve)
+        ):
             raise ValueError("attempts must be at least 1, and pauses, budget and reserve at least 0")
 
     def pause(self, retry: int) -> float:
         """Seconds to wait before retry number ``retry``, from 0."""
-        return random.uniform(0.0, min(self.maximum, self.initial * 2.0**retry))
+        return random.uniform(0.0, min(self.maximum, self.initial * 2.0 ** min(retry, 60)))
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,8 @@ NUMPY_TYPES = {
     **{f"FP{bits}": np.dtype(f"float{bits}") for bits in (16, 32, 64)},
 }
 DATATYPES = {dtype: name for name, dtype in NUMPY_TYPES.items()}
-OUTPUTS = ("LABELS", "CLASS_IDS", "SCORES", "STATUS")
+OUTPUT_TYPES = {"LABELS": "BYTES", "CLASS_IDS": "INT32", "SCORES": "FP32", "STATUS": "BYTES"}
+OUTPUTS = tuple(OUTPUT_TYPES)
 # How many images a request may carry: the ensembles' max_batch_size.
 MAX_BATCH = 32
 LOOPBACK = re.compile(
@@ -143,7 +144,7 @@ def build_tensors(
     """
     request = service_pb2.ModelInferRequest(model_name=model, model_version=version)
     for name, value in tensors.items():
-        array = np.asarray(value)
+        array = _as_array(value)
         datatype, content = _pack(name, array)
         request.inputs.add(name=name, datatype=datatype, shape=list(array.shape))
         request.raw_input_contents.append(content)
@@ -153,11 +154,24 @@ def build_tensors(
     return request
 
 
+def _as_array(value: Any) -> NDArray[Any]:
+    if isinstance(value, np.ndarray):
+        return value
+    array = np.asarray(value)
+    # numpy's own bytes and text end at their last character that is not NUL.
+    return np.array(value, np.object_) if array.dtype.kind in "SU" else array
+
+
 def _pack(name: str, array: NDArray[Any]) -> tuple[str, bytes]:
     if array.dtype.kind in "OSU":
         parts = []
         for item in array.ravel():
-            content = item if isinstance(item, bytes) else str(item).encode()
+            if isinstance(item, str):
+                content = item.encode()
+            elif isinstance(item, (bytes, bytearray, memoryview)):
+                content = bytes(item)
+            else:
+                raise TypeError(f"tensor {name!r}: an element is a {type(item).__name__}, not bytes or text")
             parts += [struct.pack("<I", len(content)), content]
         return "BYTES", b"".join(parts)
     datatype = DATATYPES.get(array.dtype.newbyteorder("="))
@@ -172,7 +186,12 @@ def parse_tensors(response: Any) -> dict[str, NDArray[Any]]:
     Raises:
         ServerError: the response is not whole.
     """
-    tensors = {}
+    tensors: dict[str, NDArray[Any]] = {}
+    if len(response.outputs) != len(response.raw_output_contents):
+        raise ServerError(
+            f"model {response.model_name!r} answers {len(response.outputs)} tensors with the contents of "
+            f"{len(response.raw_output_contents)}"
+        )
     for output, content in zip(response.outputs, response.raw_output_contents):
         shape = tuple(output.shape)
         try:
@@ -202,8 +221,11 @@ def parse_response(response: Any, sources: Sequence[Any]) -> list[Result]:
     """
     raw = {output.name: content for output, content in zip(response.outputs, response.raw_output_contents)}
     shapes = {output.name: tuple(output.shape) for output in response.outputs}
+    types = {output.name: output.datatype for output in response.outputs}
     count = len(sources)
     try:
+        if any(types[name] != datatype for name, datatype in OUTPUT_TYPES.items()):
+            raise ValueError("other datatypes")
         k = shapes["SCORES"][1]
         ids = np.frombuffer(raw["CLASS_IDS"], np.int32).reshape(count, k).tolist()
         scores = np.frombuffer(raw["SCORES"], np.float32).reshape(count, k).tolist()
@@ -232,6 +254,8 @@ def _elements(raw: bytes, count: int) -> list[bytes]:
         (length,) = struct.unpack_from("<I", raw, at)
         elements.append(raw[at + 4 : at + 4 + length])
         at += 4 + length
+    if at != len(raw):
+        raise ValueError("the elements do not fill the tensor")
     return elements
 
 
@@ -275,7 +299,9 @@ def translate(
         return RequestTooLargeError(f"{address} refuses the message: send fewer or smaller images at once ({details})")
     if code == code_is.UNIMPLEMENTED:
         return ServerError(f"{address} speaks gRPC, but is no Triton server ({details})")
-    return ServerError(f"{address}: {details or code.name}")
+    error = ServerError(f"{address}: {details or code.name}")
+    error.suspect = code in (code_is.INTERNAL, code_is.UNKNOWN, code_is.DATA_LOSS, code_is.ABORTED)
+    return error
 
 
 def _unavailable(details: str, lower: str, model: str, address: str) -> VisionClientError:
@@ -299,10 +325,12 @@ def _unavailable(details: str, lower: str, model: str, address: str) -> VisionCl
 
 
 def may_retry(error: VisionClientError, details: str) -> bool:
-    """Whether another try may help: nothing was reached, a model is broken or not there (yet), or a queue was full.
+    """Whether another try may help: nothing was reached, a model is broken or not there (yet), a queue was full, or
+    the server itself failed.
 
     Never after a wait in a queue: the time is gone, and the next queue may be as long.
     """
     if isinstance(error, ServerOverloadedError):
         return "timeout" not in details.lower()
-    return isinstance(error, (ServerUnavailableError, ModelNotFoundError))
+    suspect = isinstance(error, ServerError) and error.suspect
+    return suspect or isinstance(error, (ServerUnavailableError, ModelNotFoundError))

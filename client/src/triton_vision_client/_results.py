@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Optional
 
 from triton_vision_client._errors import BadImageError
@@ -28,7 +28,7 @@ class Result:
         degraded: whether the client's ``fallback`` has answered, because no server did.
     """
 
-    source: Any
+    source: Any = field(compare=False)
     predictions: tuple[Prediction, ...] = ()
     error: Optional[BadImageError] = None
     degraded: bool = False

@@ -69,7 +69,7 @@ class RegionPool:
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._free: list[Region] = []
         self._all: set[Region] = set()
         self.registered: dict[Region, set[Any]] = {}

@@ -18,9 +18,10 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from triton_vision_client import _protocol
 from triton_vision_client._balancer import Member
-from triton_vision_client._batches import Batch, pack, window
-from triton_vision_client._calls import Attempts
+from triton_vision_client._batches import Batch, check_many, pack, window
+from triton_vision_client._calls import Attempts, Budget
 from triton_vision_client._client import (
+    LOOK_UP_S,
     NOT_REACHED,
     PROBE_S,
     UNREGISTER_S,
@@ -28,6 +29,7 @@ from triton_vision_client._client import (
     Call,
     Parameters,
     degraded,
+    is_well,
     model_infos,
     server_info,
 )
@@ -155,6 +157,7 @@ class ImageClient(BaseClient):
             VisionClientError: a request failed as a whole; the results so far have been yielded.
         """
         _protocol.check_top_k(top_k)
+        check_many(images)
 
         def call_of(batch: Batch) -> Call:
             return self._classification(
@@ -203,8 +206,10 @@ class ImageClient(BaseClient):
         deadline = time.monotonic() + (self._settings.timeout if timeout is None else check_timeout(timeout))
         request = service_pb2.ModelReadyRequest(name=model or self._settings.model)
         self._look_up()
-        for member in list(self._balancer.members):
-            left = max(0.001, deadline - time.monotonic())
+        members = list(self._balancer.members)
+        for number, member in enumerate(members):
+            # One that is silent must not use up the others' time.
+            left = max(0.001, (deadline - time.monotonic()) / (len(members) - number))
             try:
                 stub = self._connection(member).stub
                 if stub.ModelReady(request, timeout=left, metadata=self._settings.metadata).ready:
@@ -225,9 +230,10 @@ class ImageClient(BaseClient):
         """Closes the connections. Idempotent."""
         mine = self._process == os.getpid()
         if mine and not self._closed:
-            for name, member in self._abandon_regions():
-                with suppress(grpc.RpcError):  # a server that is gone has forgotten it
-                    self._unregister(name, member).result()
+            asked = [self._unregister(name, member) for name, member in self._abandon_regions()]
+            for one in asked:  # all at once: a server that hangs costs its time once
+                with suppress(grpc.RpcError):  # one that is gone has forgotten them
+                    one.result()
         self._closed = True
         with self._lock:
             connections, self._connections = self._connections, {}
@@ -248,12 +254,14 @@ class ImageClient(BaseClient):
 
     # -- servers -------------------------------------------------------------------------------------------------
 
-    def _look_up(self) -> None:
+    def _look_up(self, timeout: float = LOOK_UP_S) -> None:
         """Resolves the addresses if it is time to, and asks the ejected servers that are due."""
         if self._process != os.getpid():
             self._after_fork()
-        if self._must_look_up():
-            for member in self._take([_resolve(url) for url in self._settings.urls]):
+        with self._looking_up:  # of several first calls, the others wait for what the first one finds
+            if self._must_look_up():
+                self._take(_resolve(self._settings.urls, min(LOOK_UP_S, timeout / 2)))
+            for member in self._retired():
                 with self._lock:
                     connection = self._connections.pop(member, None)
                 if connection is not None:
@@ -265,7 +273,12 @@ class ImageClient(BaseClient):
         """Asks whether the model is ready there, without waiting for the answer."""
 
         def told(answer: Any) -> None:
-            well = not answer.cancelled() and answer.exception() is None and answer.result().ready
+            if answer.cancelled():
+                well = False
+            elif answer.exception() is not None:
+                well = is_well(answer.exception())
+            else:
+                well = bool(answer.result().ready)
             self._balancer.probed(member, well)
 
         request = self._readiness()
@@ -287,9 +300,11 @@ class ImageClient(BaseClient):
     def _after_fork(self) -> None:
         """A child gets connections of its own. The parent's stay untouched: closing them here would disturb it."""
         self._left_behind.append(self._connections)
-        self._lock, self._connections, self._process = threading.Lock(), {}, os.getpid()
+        self._lock, self._connections, self._process = threading.RLock(), {}, os.getpid()
+        self._looking_up = threading.RLock()
         self._left_behind.append(self._regions)
-        self._regions = None
+        self._regions, self._told, self._stale = None, {}, {}
+        self._budget = Budget(self._settings.retry.budget, self._settings.retry.reserve)
         self._start_over()
 
     # -- one request ---------------------------------------------------------------------------------------------
@@ -323,6 +338,8 @@ class ImageClient(BaseClient):
             self._clear_after_others(connection, member)
         request = service_pb2.SystemSharedMemoryRegisterRequest(name=name, key=f"/{name}", byte_size=call.region.size)
         send = connection.stub.SystemSharedMemoryRegister
+        # It may arrive even if its answer does not.
+        self._told.setdefault(member, set()).add(name)
         try:
             send(request, timeout=attempts.remaining(), metadata=call.metadata)
         except grpc.RpcError as error:
@@ -364,12 +381,18 @@ class ImageClient(BaseClient):
         self._look_up()
         most = window(len(self._balancer.members))
         try:
+            failure: Optional[BaseException] = None
             for batch in pack(images):
+                if isinstance(batch, BaseException):
+                    failure = batch  # what has been sent is answered first
+                    break
                 flying.append((batch, Flight(self, call_of(batch)) if batch.images else None))
                 if len(flying) >= most:
                     yield from self._land(*flying.popleft())
             while flying:
                 yield from self._land(*flying.popleft())
+            if failure is not None:
+                raise failure
         finally:
             for _, flight in flying:  # the caller stopped early, or a request failed
                 if flight is not None:
@@ -391,12 +414,21 @@ class ImageClient(BaseClient):
         return degraded(sources, [self._settings.fallback(source, error) for source in sources])
 
 
-def _resolve(url: str) -> list[Any]:
-    """The resolver's answer for a name; nothing for another address, or where there is none, which gRPC will say."""
-    named = named_host(url)
-    if named is None:
-        return []
-    try:
-        return socket.getaddrinfo(*named, type=socket.SOCK_STREAM)
-    except OSError:
-        return []
+def _resolve(urls: Sequence[str], timeout: float) -> list[list[Any]]:
+    """The resolver's answers for names; nothing for another address, or where there is none in time."""
+    named = [named_host(url) for url in urls]
+    answers: list[list[Any]] = [[] for _ in urls]
+    if not any(named):
+        return answers
+
+    def ask() -> None:
+        for row, host_and_port in enumerate(named):
+            if host_and_port is not None:
+                with suppress(OSError):
+                    answers[row] = socket.getaddrinfo(*host_and_port, type=socket.SOCK_STREAM)
+
+    # The resolver has no timeout of its own.
+    thread = threading.Thread(target=ask, name="look-up", daemon=True)
+    thread.start()
+    thread.join(timeout)
+    return list(answers)
