@@ -139,6 +139,13 @@ def test_errors_are_typed_and_plain(server: TritonServer, client: ImageClient) -
             wrong.classify(jpeg(1))
 
 
+def test_a_wrong_port_of_localhost_is_told_apart(server: TritonServer) -> None:
+    """gRPC itself shows only what ::1 says."""
+    address = f"localhost:{server.http_address.rsplit(':', 1)[1]}"
+    with ImageClient(address, timeout=5) as wrong, pytest.raises(ServerUnavailableError, match="does not speak gRPC"):
+        wrong.classify(jpeg(1))
+
+
 def test_a_server_that_is_not_there_is_passed_over(server: TritonServer) -> None:
     with ImageClient([NOWHERE, server.grpc_address], model=LITE) as client:
         assert client.ready()

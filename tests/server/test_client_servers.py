@@ -204,7 +204,7 @@ def test_a_fallback_answers_for_servers_that_do_not() -> None:
         return [Prediction("unknown", -1, 0.0)]
 
     async def twin() -> None:
-        async with AsyncImageClient(NOWHERE, timeout=3, fallback=later) as client:  # type: ignore[arg-type]
+        async with AsyncImageClient(NOWHERE, timeout=3, fallback=later) as client:
             assert (await client.classify(b"one")).degraded
             assert [item.degraded async for item in client.classify_many([b"two"])] == [True]
 

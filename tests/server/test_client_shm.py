@@ -27,7 +27,7 @@ PHOTO = (SAMPLES / "coffee.jpg").read_bytes()
 def regions(process: int | None = None) -> list[str]:
     """The clients' regions, of one process or of all."""
     found = [name for name in os.listdir("/dev/shm") if NAME.fullmatch(name)]
-    return [name for name in found if process is None or name.split(".")[1] == str(process)]
+    return [name for name in found if process is None or name.split(".")[2] == str(process)]
 
 
 def known_to(server: TritonServer) -> list[str]:
@@ -144,7 +144,7 @@ def test_what_a_killed_client_left_is_removed_by_the_next(server: TritonServer) 
     )
     killed = subprocess.run([sys.executable, "-c", program], check=False)
     assert killed.returncode == -signal.SIGKILL
-    left = [name for name in regions() if name.split(".")[1] != str(os.getpid())]
+    left = [name for name in regions() if name.split(".")[2] != str(os.getpid())]
     assert left
     with ImageClient(server.grpc_address, model=LITE, transport="shm") as client:
         client.classify(PHOTO)

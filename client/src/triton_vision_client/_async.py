@@ -36,7 +36,7 @@ from triton_vision_client._client import (
     model_infos,
     server_info,
 )
-from triton_vision_client._errors import VisionClientError
+from triton_vision_client._errors import ServerError, VisionClientError
 from triton_vision_client._images import ImageSource, encode
 from triton_vision_client._results import ModelInfo, Result, ServerInfo
 from triton_vision_client._settings import Settings, check_timeout, named_host
@@ -300,7 +300,7 @@ class AsyncImageClient(BaseClient):
         asked = asyncio.get_running_loop().getaddrinfo(*named, type=socket.SOCK_STREAM)
         try:
             return await asyncio.wait_for(asked, timeout)
-        except (OSError, asyncio.TimeoutError):
+        except (OSError, UnicodeError, asyncio.TimeoutError):
             return []
 
     # -- one request ---------------------------------------------------------------------------------------------
@@ -341,6 +341,8 @@ class AsyncImageClient(BaseClient):
                 else:
                     answered = True
                     self._succeeded(call, attempts, member)
+                    if response is None:  # what gRPC makes of bytes that it cannot read
+                        raise ServerError(f"{member.address}: its answer cannot be read")
                     return response
                 await asyncio.sleep(pause)
                 await self._look_up()

@@ -22,12 +22,14 @@ class Member:
     Attributes:
         address: ``HOST:PORT``, as messages show it and gRPC connects to it.
         authority: the name that its certificate must hold, where ``address`` is not that name.
+        url: the address that it was found by.
         outstanding: calls under way.
         proven: whether its last call reached it.
     """
 
     address: str
     authority: Optional[str] = None
+    url: str = ""
     outstanding: int = 0
     proven: bool = False
     failures: int = 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -37,6 +38,7 @@ ANSWERS = (
     grpc.StatusCode.UNIMPLEMENTED,
 )
 UNREGISTER_S = 2.0
+REFUSED_S = 30.0
 # An ejected server is asked whether it is well; how long it may take to say so.
 PROBE_S = 2.0
 # How long the look-up of a name may take; without an answer it is gRPC's affair.
@@ -93,7 +95,8 @@ class BaseClient:
         self._left_behind: list[Any] = []
         self._tasks: set[Any] = set()
         self._regions: Optional[RegionPool] = None
-        self._without_shm: set[Member] = set()
+        # Until when a server that has refused a region is spared further ones; a token may have been missing.
+        self._without_shm: dict[Member, float] = {}
         # Which regions each server has been told of, and not yet that they are gone.
         self._told: dict[Member, set[str]] = {}
         # The same by address, from event loops that are gone.
@@ -104,7 +107,7 @@ class BaseClient:
         """Forgets what is known of the servers."""
         self._looked_up, self._look_up_again = 0.0, False
         self._gone: list[Member] = []
-        self._balancer = Balancer([Member(url) for url in self._settings.urls], self._ejected)
+        self._balancer = Balancer([Member(url, url=url) for url in self._settings.urls], self._ejected)
 
     # -- building calls ------------------------------------------------------------------------------------------
 
@@ -176,6 +179,8 @@ class BaseClient:
     ) -> tuple[VisionClientError, Optional[float]]:
         """The typed error of a failed try, and the pause before the next; None if there shall be none."""
         details = error.details() or ""
+        if "refused" in details and _accepts_ipv4(member.address):
+            details = "failed to connect: socket closed"  # what the other address, which gRPC does not show, says
         typed = _protocol.translate(
             error.code(), details, model=call.model, address=member.address, timeout=call.timeout, connected=connected
         )
@@ -223,7 +228,7 @@ class BaseClient:
         return (
             call.region is not None
             and self._regions is not None
-            and member not in self._without_shm
+            and not self._spares(member)
             and member not in self._regions.registered[call.region]
         )
 
@@ -236,14 +241,21 @@ class BaseClient:
         elif error.code() in NOT_REACHED and "restricted" not in (error.details() or ""):
             raise error
         else:
-            self._without_shm.add(member)
+            first = member not in self._without_shm
+            self._without_shm[member] = time.monotonic() + REFUSED_S
             self._told.get(member, set()).discard(call.region.name)
-            LOG.warning(
-                "%s takes no shared memory from here, so images go over gRPC (%s)", member.address, error.details()
+            LOG.log(
+                logging.WARNING if first else logging.DEBUG,
+                "%s takes no shared memory from here, so images go over gRPC (%s)",
+                member.address,
+                error.details(),
             )
 
+    def _spares(self, member: Member) -> bool:
+        return time.monotonic() < self._without_shm.get(member, 0.0)
+
     def _message(self, call: Call, member: Member, left: float) -> Any:
-        if call.region is None or member in self._without_shm:
+        if call.region is None or self._spares(member):
             return call.build(left)
         return call.build(left, (call.region.name, sum(4 + len(image) for image in call.images)))
 
@@ -292,7 +304,11 @@ class BaseClient:
 
     def _take(self, answers: Sequence[Sequence[Any]]) -> None:
         """Takes the resolvers' answers, one for each URL. Servers that are gone end with their last call."""
-        members = [member for url, found in zip(self._settings.urls, answers) for member in members_of(url, found)]
+        members: list[Member] = []
+        for url, found in zip(self._settings.urls, answers):
+            known = [member for member in self._balancer.members if member.url == url]
+            # A resolver that does not answer has nothing to say against what is known.
+            members += known if known and not found else members_of(url, found)
         self._gone += self._balancer.replace(list({member.address: member for member in members}.values()))
 
     def _retired(self) -> list[Member]:
@@ -303,6 +319,18 @@ class BaseClient:
 
     def _readiness(self) -> Any:
         return service_pb2.ModelReadyRequest(name=self._settings.model)
+
+
+def _accepts_ipv4(address: str) -> bool:
+    """Whether somebody listens at localhost's IPv4 address, of whom gRPC tells nothing where ::1 refuses as well."""
+    host, _, port = address.rpartition(":")
+    if host != "localhost":
+        return False
+    try:
+        with socket.create_connection(("127.0.0.1", int(port)), timeout=0.2):
+            return True
+    except (OSError, ValueError, OverflowError):
+        return False
 
 
 def is_well(error: Any) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import weakref
 from typing import Any, Optional
 
 from triton_vision_client._errors import VisionClientError
@@ -27,6 +29,8 @@ class Observer:
 
 
 NOBODY = Observer()
+_LOCK = threading.RLock()
+_METRICS: weakref.WeakKeyDictionary[Any, tuple[Any, Any, Any]] = weakref.WeakKeyDictionary()
 
 
 class PrometheusObserver(Observer):
@@ -48,19 +52,10 @@ class PrometheusObserver(Observer):
         except ImportError:
             raise ImportError("PrometheusObserver needs prometheus_client: pip install prometheus-client") from None
         registry = registry if registry is not None else prometheus_client.REGISTRY
-        self._seconds = prometheus_client.Histogram(
-            "triton_vision_client_seconds",
-            "How long requests took, their retries included",
-            ["outcome"],
-            registry=registry,
-            buckets=BUCKETS,
-        )
-        self._retries = prometheus_client.Counter(
-            "triton_vision_client_retries", "Tries after the first", ["error"], registry=registry
-        )
-        self._ejections = prometheus_client.Counter(
-            "triton_vision_client_ejections", "Servers left alone for a while", ["server"], registry=registry
-        )
+        with _LOCK:
+            if registry not in _METRICS:
+                _METRICS[registry] = _metrics(prometheus_client, registry)
+            self._seconds, self._retries, self._ejections = _METRICS[registry]
 
     def call(self, outcome: str, seconds: float) -> None:
         self._seconds.labels(outcome).observe(seconds)
@@ -70,3 +65,22 @@ class PrometheusObserver(Observer):
 
     def ejection(self, address: str) -> None:
         self._ejections.labels(address).inc()
+
+
+def _metrics(prometheus_client: Any, registry: Any) -> tuple[Any, Any, Any]:
+    """The metrics of one registry, which all observers that have it share."""
+    return (
+        prometheus_client.Histogram(
+            "triton_vision_client_seconds",
+            "How long requests took, their retries included",
+            ["outcome"],
+            registry=registry,
+            buckets=BUCKETS,
+        ),
+        prometheus_client.Counter(
+            "triton_vision_client_retries", "Tries after the first", ["error"], registry=registry
+        ),
+        prometheus_client.Counter(
+            "triton_vision_client_ejections", "Servers left alone for a while", ["server"], registry=registry
+        ),
+    )

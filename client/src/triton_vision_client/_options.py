@@ -24,7 +24,7 @@ class RetryPolicy:
         reserve: how many retries a client starts with, and can save.
     """
 
-    attempts: int = 4
+    attempts: int = 6
     initial: float = 0.1
     maximum: float = 2.0
     budget: float = 0.2

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Callable, Optional, Union
 
@@ -24,7 +24,7 @@ TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 
 Metadata = tuple[tuple[str, str], ...]
 # Takes the image as the caller gave it and why no server has answered; gives the answer to use instead.
-Fallback = Callable[[Any, VisionClientError], Sequence[Prediction]]
+Fallback = Callable[[Any, VisionClientError], Union[Sequence[Prediction], Awaitable[Sequence[Prediction]]]]
 
 
 @dataclass(frozen=True)
@@ -138,7 +138,7 @@ def members_of(url: str, answers: Sequence[Any]) -> list[Member]:
         found = list(dict.fromkeys(entry[4][:2] for entry in answers if entry[0] == family))
         if len(found) > 1:
             shape = "{}:{}" if family == socket.AF_INET else "[{}]:{}"
-            return [Member(shape.format(*address), authority=host) for address in found]
+            return [Member(shape.format(*address), authority=host, url=url) for address in found]
         if found:
             break
-    return [Member(url)]
+    return [Member(url, url=url)]

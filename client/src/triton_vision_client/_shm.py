@@ -1,7 +1,7 @@
 """System shared memory for callers on the server's own host: regions to write images into, so that gRPC carries none.
 
-A region is a file in /dev/shm. Its name holds the process that made it, by number and start time, so that whoever comes
-after a crash can tell what is left over, and remove it.
+A region is a file in /dev/shm. Its name holds the process that made it, by PID namespace, number and start time, so
+that whoever comes after a crash can tell what is left over, and remove it. Other containers' processes are not judged.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any, Optional
 
 SHM = Path("/dev/shm")
 PREFIX = "triton_vision_client"
-NAME = re.compile(rf"{PREFIX}\.(\d+)\.(\d+)\.\d+")
+NAME = re.compile(rf"{PREFIX}\.(\d+)\.(\d+)\.(\d+)\.\d+")
 # Regions come in powers of two from here on, so that few serve for many.
 SMALLEST = 1 << 20
 # Free regions that are kept, in bytes in all.
@@ -147,16 +147,23 @@ def _process(pid: int) -> Optional[str]:
     """Number and start time of a process, which together name it for good; None if there is none."""
     try:
         # The 22nd field of proc(5)'s stat, counted behind the name, which may hold anything.
-        return f"{pid}.{Path(f'/proc/{pid}/stat').read_text().rsplit(')', 1)[1].split()[19]}"
+        return f"{_namespace()}.{pid}.{Path(f'/proc/{pid}/stat').read_text().rsplit(')', 1)[1].split()[19]}"
     except (OSError, IndexError):
         return None
+
+
+def _namespace() -> int:
+    """The number of this process's PID namespace."""
+    return os.stat("/proc/self/ns/pid").st_ino
 
 
 def left_over(names: Sequence[str]) -> Iterator[str]:
     """Those of the names that are regions of processes that are gone."""
     for name in names:
         match = NAME.fullmatch(name)
-        if match is not None and _process(int(match[1])) != f"{match[1]}.{match[2]}":
+        if match is None or int(match[1]) != _namespace():
+            continue
+        if _process(int(match[2])) != f"{match[1]}.{match[2]}.{match[3]}":
             yield name
 
 

@@ -424,7 +424,7 @@ def _resolve(urls: Sequence[str], timeout: float) -> list[list[Any]]:
     def ask() -> None:
         for row, host_and_port in enumerate(named):
             if host_and_port is not None:
-                with suppress(OSError):
+                with suppress(OSError, UnicodeError):
                     answers[row] = socket.getaddrinfo(*host_and_port, type=socket.SOCK_STREAM)
 
     # The resolver has no timeout of its own.

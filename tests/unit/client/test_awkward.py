@@ -16,16 +16,19 @@ from typing import Any
 
 import grpc
 import numpy as np
+import prometheus_client
 import pytest
 from triton_vision_client import (
     AsyncImageClient,
     DeadlineExceededError,
     ImageClient,
     Observer,
+    PrometheusObserver,
     RetryPolicy,
     ServerError,
     VisionClientError,
 )
+from triton_vision_client._shm import left_over
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from tests.unit.client.test_transport import CODE, Script, Scripted, abort, answer
@@ -74,6 +77,35 @@ def several(monkeypatch: pytest.MonkeyPatch, delay: float = 0.0) -> None:
         return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (f"127.0.0.{last}", port)) for last in (1, 2)]
 
     monkeypatch.setattr(socket, "getaddrinfo", fake)
+
+
+def test_a_resolver_that_fails_changes_nothing(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    several(monkeypatch)
+    url, _ = start(answer, "0.0.0.0")
+    with ImageClient(url.replace("127.0.0.1", "triton.test")) as client:
+        client.classify(b"x")
+        before = list(client._balancer.members)
+
+        def fails(*arguments: Any, **options: Any) -> Any:
+            raise OSError("no answer")
+
+        monkeypatch.setattr(socket, "getaddrinfo", fails)
+        client._looked_up = 0.0
+        client.classify(b"x")
+        assert client._balancer.members == before
+
+
+def test_two_observers_count_together() -> None:
+    registry = prometheus_client.CollectorRegistry()
+    for _ in range(2):
+        PrometheusObserver(registry).call("ok", 0.1)
+    assert registry.get_sample_value("triton_vision_client_seconds_count", {"outcome": "ok"}) == 2
+
+
+def test_regions_of_other_containers_are_not_judged() -> None:
+    here = os.stat("/proc/self/ns/pid").st_ino
+    names = [f"triton_vision_client.{here}.999999999.1.0", f"triton_vision_client.{here + 1}.999999999.1.0", "other"]
+    assert list(left_over(names)) == names[:1]
 
 
 def test_first_calls_at_once_to_a_name_of_several_servers(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
