@@ -86,7 +86,7 @@ def test_a_resolver_that_fails_changes_nothing(start: Start, monkeypatch: pytest
         client.classify(b"x")
         before = list(client._balancer.members)
 
-        def fails(*arguments: Any, **options: Any) -> Any:
+        def fails(*arguments: Any, **options: Any) -> Any:  # noqa: ARG001 - the resolver's
             raise OSError("no answer")
 
         monkeypatch.setattr(socket, "getaddrinfo", fails)
