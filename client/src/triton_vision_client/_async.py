@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Coroutine, Iterable, Mapping, Sequenc
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from types import TracebackType
-from typing import Any, Optional
+from typing import Any, Callable, Optional
 
 import grpc
 from numpy.typing import NDArray
@@ -36,7 +36,7 @@ from triton_vision_client._client import (
     model_infos,
     server_info,
 )
-from triton_vision_client._errors import ServerError, VisionClientError
+from triton_vision_client._errors import BadImageError, RequestTooLargeError, ServerError, VisionClientError
 from triton_vision_client._images import ImageSource, encode
 from triton_vision_client._results import ModelInfo, Result, ServerInfo
 from triton_vision_client._settings import Settings, check_timeout, named_host
@@ -123,6 +123,18 @@ class AsyncImageClient(BaseClient):
         """
         _protocol.check_top_k(top_k)
         check_many(images)
+
+        def call_of(batch: Batch) -> Call:
+            return self._classification(
+                batch.images,
+                top_k=top_k,
+                mask=True,
+                model=model,
+                timeout=timeout,
+                headers=headers,
+                traceparent=traceparent,
+            )
+
         flying: deque[tuple[Batch, asyncio.Task[list[Result]]]] = deque()
         await self._look_up()
         most = window(len(self._balancer.members))
@@ -137,16 +149,7 @@ class AsyncImageClient(BaseClient):
                 if isinstance(batch, BaseException):
                     failure = batch  # what has been sent is answered first
                     break
-                call = self._classification(
-                    batch.images,
-                    top_k=top_k,
-                    mask=True,
-                    model=model,
-                    timeout=timeout,
-                    headers=headers,
-                    traceparent=traceparent,
-                )
-                flying.append((batch, asyncio.ensure_future(self._answers(batch, call))))
+                flying.append((batch, asyncio.ensure_future(self._answers(batch, call_of))))
                 if len(flying) >= most:
                     landed, task = flying.popleft()
                     for result in landed.merge(await task):
@@ -406,11 +409,17 @@ class AsyncImageClient(BaseClient):
                 if error.code() in NOT_REACHED:
                     raise
 
-    async def _answers(self, batch: Batch, call: Call) -> list[Result]:
+    async def _answers(self, batch: Batch, call_of: Callable[[Batch], Call]) -> list[Result]:
         if not batch.images:
             return []
         try:
-            return _protocol.parse_response(await self._run(call), batch.travelling())
+            return _protocol.parse_response(await self._run(call_of(batch)), batch.travelling())
+        except RequestTooLargeError as error:
+            # A server, or a proxy, with a low limit: one by one they may do.
+            if len(batch.images) == 1:
+                return [Result(batch.travelling()[0], error=BadImageError("too_large", str(error)))]
+            answers = [await self._answers(single, call_of) for single in batch.singles()]
+            return [result for row in answers for result in row]
         except VisionClientError as error:
             if not self._degrades(error):
                 raise

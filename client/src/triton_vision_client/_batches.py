@@ -28,6 +28,11 @@ class Batch:
     refused: dict[int, BadImageError] = field(default_factory=dict)
     size: int = 0
 
+    def singles(self) -> Iterator[Batch]:
+        """The images that travel, each in a batch of its own."""
+        for source, image in zip(self.travelling(), self.images):
+            yield Batch([source], [image], size=len(image))
+
     def travelling(self) -> list[Any]:
         """The sources whose images are in the request."""
         return [source for row, source in enumerate(self.sources) if row not in self.refused]

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from types import TracebackType
-from typing import Any, Optional
+from typing import Any, Callable, Optional
 
 import grpc
 from numpy.typing import NDArray
@@ -33,7 +33,7 @@ from triton_vision_client._client import (
     model_infos,
     server_info,
 )
-from triton_vision_client._errors import VisionClientError
+from triton_vision_client._errors import BadImageError, RequestTooLargeError, VisionClientError
 from triton_vision_client._flight import Flight
 from triton_vision_client._images import ImageSource, encode
 from triton_vision_client._results import ModelInfo, Result, ServerInfo
@@ -376,7 +376,7 @@ class ImageClient(BaseClient):
         asked.add_done_callback(told)
         return asked
 
-    def _stream(self, images: Iterable[ImageSource], call_of: Any) -> Iterator[Result]:
+    def _stream(self, images: Iterable[ImageSource], call_of: Callable[[Batch], Call]) -> Iterator[Result]:
         flying: deque[tuple[Batch, Optional[Flight]]] = deque()
         self._look_up()
         most = window(len(self._balancer.members))
@@ -388,9 +388,9 @@ class ImageClient(BaseClient):
                     break
                 flying.append((batch, Flight(self, call_of(batch)) if batch.images else None))
                 if len(flying) >= most:
-                    yield from self._land(*flying.popleft())
+                    yield from self._land(*flying.popleft(), call_of)
             while flying:
-                yield from self._land(*flying.popleft())
+                yield from self._land(*flying.popleft(), call_of)
             if failure is not None:
                 raise failure
         finally:
@@ -398,16 +398,27 @@ class ImageClient(BaseClient):
                 if flight is not None:
                     flight.cancel()
 
-    def _land(self, batch: Batch, flight: Optional[Flight]) -> Iterator[Result]:
+    def _land(self, batch: Batch, flight: Optional[Flight], call_of: Callable[[Batch], Call]) -> Iterator[Result]:
         answers: list[Result] = []
         if flight is not None:
             try:
                 answers = _protocol.parse_response(flight.land(), batch.travelling())
+            except RequestTooLargeError as error:
+                answers = self._one_by_one(batch, call_of, error)
             except VisionClientError as error:
                 if not self._degrades(error):
                     raise
                 answers = self._degraded(batch.travelling(), error)
         yield from batch.merge(answers)
+
+    def _one_by_one(self, batch: Batch, call_of: Callable[[Batch], Call], error: RequestTooLargeError) -> list[Result]:
+        """The answers to a batch that was too large for a message, from a server or a proxy with a low limit."""
+        if len(batch.images) == 1:
+            return [Result(batch.travelling()[0], error=BadImageError("too_large", str(error)))]
+        answers: list[Result] = []
+        for single in batch.singles():
+            answers += self._land(single, Flight(self, call_of(single)), call_of)
+        return answers
 
     def _degraded(self, sources: Sequence[Any], error: VisionClientError) -> list[Result]:
         assert self._settings.fallback is not None

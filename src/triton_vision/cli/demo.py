@@ -77,6 +77,8 @@ def _run(root: Path, paths: list[str], measure: bool) -> int:
                 else:
                     arguments.top_k, arguments.json = 3, False
                     code = max(code, classify.run(arguments))
+                if code >= 128:  # interrupted
+                    break
             print("\nStopping Triton …", flush=True)
     except (RepositoryError, ServerError) as error:
         print(f"error: {error}", file=sys.stderr)

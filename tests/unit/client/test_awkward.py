@@ -251,6 +251,26 @@ def test_what_the_iterable_raises_comes_behind_what_it_gave(start: Start) -> Non
         asyncio.run(twin())
 
 
+def test_a_low_limit_on_messages_costs_only_the_image_that_is_larger(start: Start) -> None:
+    def limited(request: Any, context: Any) -> Any:
+        if len(request.raw_input_contents[0]) > 4 << 20:
+            context.abort(CODE.RESOURCE_EXHAUSTED, "Received message larger than max (5 vs. 4194304)")
+        return answer(request, context)
+
+    url, _ = start(limited)
+    images = [b"x" * (1 << 20)] * 3 + [b"y" * (5 << 20)] + [b"z" * (1 << 20)] * 6
+    with ImageClient(url) as client:
+        results = list(client.classify_many(images))
+
+    async def twin() -> list[Any]:
+        async with AsyncImageClient(url) as client:
+            return [result async for result in client.classify_many(images)]
+
+    for found in (results, asyncio.run(twin())):
+        assert [len(result.source) for result in found] == [len(image) for image in images]
+        assert [result.error.reason if result.error else "" for result in found] == [""] * 3 + ["too_large"] + [""] * 6
+
+
 @pytest.mark.parametrize("images", ["cat.jpg", b"cat", Path("cat.jpg")])
 def test_one_image_where_many_are_wanted(images: Any) -> None:
     with ImageClient() as client, pytest.raises(TypeError, match="takes many images"):
