@@ -110,6 +110,18 @@ def test_bench_prints_rate_and_latency(server: TritonServer) -> None:
         assert len(failed.stderr.splitlines()) == 1
 
 
+def test_bench_leaves_out_what_is_no_image(server: TritonServer) -> None:
+    """As the README calls it: the samples' folder holds a text about them."""
+    options = ["--model", "ensemble_lite", "--url", server.grpc_address, "--seconds", "2"]
+    done = run("bench", SAMPLES, *options)
+    assert done.returncode == 0, done.stderr
+    assert "images/s" in done.stdout
+    assert "left out: 1 of 5 files" in done.stderr
+    nothing = run("bench", SAMPLES / "README.md", *options)
+    assert nothing.returncode == 2
+    assert "no image is left" in nothing.stderr
+
+
 def test_a_file_name_neither_breaks_a_row_nor_commands_the_terminal(server: TritonServer, tmp_path: Path) -> None:
     shutil.copy(SAMPLES / "cat.jpg", tmp_path / "new\nline\x1b[31m.jpg")
     done = run("classify", tmp_path, "--url", server.grpc_address, "--model", "ensemble_lite", "--top-k", 1)

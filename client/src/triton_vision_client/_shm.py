@@ -25,6 +25,8 @@ NAME = re.compile(rf"{PREFIX}\.(\d+)\.(\d+)\.(\d+)\.\d+")
 SMALLEST = 1 << 20
 # Free regions that are kept, in bytes in all.
 KEPT = 64 << 20
+# Told apart by number, in all pools of a process.
+_numbers = itertools.count()
 # What Triton answers where a region is not, or no longer, registered: it has been restarted.
 UNKNOWN_REGION = "unable to find shared memory region"
 
@@ -73,8 +75,7 @@ class RegionPool:
         self._free: list[Region] = []
         self._all: set[Region] = set()
         self.registered: dict[Region, set[Any]] = {}
-        self.swept = sweep()
-        self._number = _numbers
+        sweep()
         self._end = weakref.finalize(self, _remove_all, self._all, os.getpid())
 
     def take(self, images: Sequence[bytes]) -> Region:
@@ -91,7 +92,7 @@ class RegionPool:
                 self._free.remove(region)
         if region is None:
             size = max(SMALLEST, 1 << (needed - 1).bit_length())
-            region = Region(f"{PREFIX}.{_process(os.getpid())}.{next(self._number)}", size)
+            region = Region(f"{PREFIX}.{_process(os.getpid())}.{next(_numbers)}", size)
             with self._lock:
                 self._all.add(region)
                 self.registered[region] = set()
@@ -117,11 +118,6 @@ class RegionPool:
         region.remove()
         return known
 
-    def regions(self) -> list[Region]:
-        """All of them."""
-        with self._lock:
-            return list(self._all)
-
     def forget(self, server: Any) -> None:
         """A server knows none of the regions any more."""
         with self._lock:
@@ -131,9 +127,6 @@ class RegionPool:
     def close(self) -> None:
         """Removes everything. Idempotent."""
         self._end()
-
-
-_numbers = itertools.count()
 
 
 def _remove_all(regions: set[Region], process: int) -> None:
@@ -167,14 +160,12 @@ def left_over(names: Sequence[str]) -> Iterator[str]:
             yield name
 
 
-def sweep() -> list[str]:
-    """Removes this user's regions of processes that are gone; returns their names."""
+def sweep() -> None:
+    """Removes this user's regions of processes that are gone."""
     try:
         names = [entry.name for entry in os.scandir(SHM) if entry.stat(follow_symlinks=False).st_uid == os.getuid()]
     except OSError:
-        return []
-    gone = list(left_over(names))
-    for name in gone:
+        return
+    for name in left_over(names):
         with suppress(OSError):
             (SHM / name).unlink()
-    return gone

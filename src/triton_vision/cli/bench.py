@@ -49,9 +49,19 @@ def run(args: argparse.Namespace) -> int:
 
     try:
         client = ImageClient(args.url, model=args.model)
-    except ValueError as error:
+        # Also warms up. A folder of photos may hold a text about them.
+        served = [result.source for result in client.classify_many(images) if result.error is None]
+    except (ValueError, VisionClientError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    if len(served) < len(images):
+        print(
+            f"left out: {len(images) - len(served)} of {len(images)} files, which the server refuses", file=sys.stderr
+        )
+    if not served:
+        print("error: no image is left to measure with", file=sys.stderr)
+        return 2
+    images = served
     latencies: list[list[float]] = [[] for _ in range(args.callers)]
     failures: list[Exception] = []
     start = time.monotonic()
