@@ -13,6 +13,8 @@ FIRST_EJECTION_S = 0.25
 LONGEST_EJECTION_S = 4.0
 # Answers in a row that may be the server's fault (INTERNAL, no answer in time) until it is ejected for them.
 ERRORS_IN_A_ROW = 3
+# How long a server whose queue was full is asked only if no other one is left.
+FULL_S = 0.1
 
 
 @dataclass(eq=False)
@@ -22,14 +24,12 @@ class Member:
     Attributes:
         address: ``HOST:PORT``, as messages show it and gRPC connects to it.
         authority: the name that its certificate must hold, where ``address`` is not that name.
-        url: the address that it was found by.
         outstanding: calls under way.
         proven: whether its last call reached it.
     """
 
     address: str
     authority: Optional[str] = None
-    url: str = ""
     outstanding: int = 0
     proven: bool = False
     failures: int = 0
@@ -38,6 +38,7 @@ class Member:
     probing: bool = False
     # Back from an ejection, but yet to answer a call: it gets one at a time.
     on_trial: bool = False
+    full_until: float = 0.0
 
 
 class Balancer:
@@ -66,23 +67,35 @@ class Balancer:
     def pick(self, tried: Iterable[Member] = ()) -> Member:
         """The member for the next call, counted as under way there until ``ended``.
 
-        Of those in rotation that this call has not tried, the one with the fewest calls under way. If there is none:
-        of those that it has not tried; then of those in rotation; then of all, for a call must go somewhere.
+        Of those in rotation that this call has not tried, the one with the fewest calls under way; one with a full
+        queue only if there is no other. If there is none: of those that it has not tried; then of those in rotation;
+        then of all, for a call must go somewhere.
         """
         with self._lock:
             skip = set(tried)
             fresh = [member for member in self.members if member not in skip]
             rotation = [member for member in self.members if self._in_rotation(member)]
             both = [member for member in fresh if member in rotation]
-            chosen = self._least(both or fresh or rotation or self.members)
+            roomy = [member for member in both if not self._full(member)]
+            chosen = self._least(roomy or both or fresh or rotation or self.members)
             chosen.outstanding += 1
             return chosen
 
-    def has_untried(self, tried: Iterable[Member]) -> bool:
-        """Whether there is a member that a call has not tried; one in ejection, too, may be well again by now."""
+    def has_untried(self, tried: Iterable[Member], *, with_room: bool = False) -> bool:
+        """Whether there is a member that a call has not tried; one in ejection, too, may be well again by now.
+
+        Args:
+            with_room: not counting those whose queue has just been full.
+        """
         with self._lock:
             skip = set(tried)
-            return any(member not in skip for member in self.members)
+            return any(member not in skip and not (with_room and self._full(member)) for member in self.members)
+
+    def overloaded(self, member: Member) -> None:
+        """A call ended because the server's queue was full."""
+        with self._lock:
+            member.outstanding -= 1
+            member.full_until = self._clock() + FULL_S
 
     def answered(self, member: Member) -> None:
         """A call ended, and the server did what it should: with an answer, or a refusal that is the caller's affair."""
@@ -147,6 +160,9 @@ class Balancer:
             gone = [member for member in self.members if member.address not in {one.address for one in members}]
             self.members = [known.get(member.address, member) for member in members]
             return gone
+
+    def _full(self, member: Member) -> bool:
+        return self._clock() < member.full_until
 
     def _in_rotation(self, member: Member) -> bool:
         return not member.ejected_until and not (member.on_trial and member.outstanding)

@@ -1,10 +1,13 @@
-"""The course of one call's tries: which server next, how much time is left, and when to give up. No I/O in here."""
+"""One call, and the course of its tries: which server next, how much time is left, when to give up. No I/O in here."""
 
 from __future__ import annotations
 
 import threading
 import time
-from typing import Optional
+from collections.abc import Sequence
+from typing import Any, Callable, Optional
+
+import grpc
 
 from triton_vision_client import _protocol
 from triton_vision_client._balancer import Balancer, Member
@@ -17,9 +20,40 @@ from triton_vision_client._errors import (
     VisionClientError,
 )
 from triton_vision_client._options import RetryPolicy
+from triton_vision_client._shm import Region
 
+Metadata = tuple[tuple[str, str], ...]
+# What a server that has been reached does not answer.
+NOT_REACHED = (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNAVAILABLE)
+# What a server answers only once it is done with a request.
+ANSWERS = (
+    grpc.StatusCode.INVALID_ARGUMENT,
+    grpc.StatusCode.INTERNAL,
+    grpc.StatusCode.NOT_FOUND,
+    grpc.StatusCode.UNIMPLEMENTED,
+)
 # With several servers, how long one may take to be connected before the next is asked.
 CONNECT_S = 3.0
+
+
+class Call:
+    """One request, whatever it asks for: how it is built, where it goes, and how long it may take.
+
+    Attributes:
+        method: of the inference protocol's service.
+        build: the seconds left, and for images in shared memory where they are -> the message.
+        model: for error messages.
+        images: those that shall go through shared memory; empty for none.
+        region: where they are.
+        told_unknown: whether a server has said that it does not know the region, which may happen once.
+    """
+
+    def __init__(self, method: str, build: Callable[..., Any], model: str, timeout: float, metadata: Metadata):
+        self.method, self.build, self.model, self.timeout, self.metadata = method, build, model, timeout, metadata
+        self.began = time.monotonic()
+        self.images: Sequence[bytes] = ()
+        self.region: Optional[Region] = None
+        self.told_unknown = False
 
 
 class Budget:
@@ -94,18 +128,22 @@ class Attempts:
             self._balancer.failed(member)  # it may still be loading
         elif isinstance(error, DeadlineExceededError) or getattr(error, "suspect", False):
             self._balancer.erred(member)
+        elif isinstance(error, ServerOverloadedError) and not error.waited:
+            self._balancer.overloaded(member)
         else:
             self._balancer.ended(member)
 
-    def pause_after(self, error: VisionClientError, details: str) -> Optional[float]:
+    def pause_after(self, error: VisionClientError) -> Optional[float]:
         """Seconds to wait before the next try; None if there shall be none.
 
-        A server that has not been asked yet is asked at once. Going round again costs one of the policy's attempts, a
-        pause, and a retry of the client's budget.
+        A server that has not been asked yet is asked at once; after a full queue only if its own had room of late, so
+        that overloaded servers do not see every call of every caller. Going round again costs one of the policy's
+        attempts, a pause, and a retry of the client's budget.
         """
-        if not _protocol.may_retry(error, details):
+        if not _protocol.may_retry(error):
             return None
-        untried = self._retry.attempts > 1 and self._balancer.has_untried(self._tried)
+        full = isinstance(error, ServerOverloadedError)
+        untried = self._retry.attempts > 1 and self._balancer.has_untried(self._tried, with_room=full)
         if isinstance(error, (ModelNotFoundError, ServerError)) and not untried:
             return None
         if untried:

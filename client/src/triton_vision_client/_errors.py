@@ -53,7 +53,13 @@ class ServerUnavailableError(VisionClientError):
 
 
 class ServerOverloadedError(ServerUnavailableError):
-    """The server's queue was full, or the request waited in it for too long."""
+    """The server's queue was full, or the request waited in it for too long.
+
+    Attributes:
+        waited: whether it waited in vain; then no other server is asked, for the time is gone.
+    """
+
+    waited = False
 
 
 class ModelNotFoundError(VisionClientError):

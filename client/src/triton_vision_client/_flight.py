@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any, Optional
 
 import grpc
 
-from triton_vision_client._client import ANSWERS, Call
+from triton_vision_client._calls import ANSWERS, Call
 
 if TYPE_CHECKING:
-    from triton_vision_client._sync import ImageClient
+    from triton_vision_client._sync_calls import SyncCalls
 
 
 class Flight:
@@ -20,11 +20,11 @@ class Flight:
         waits: whether its caller does nothing else until then, which gRPC does a little faster.
     """
 
-    def __init__(self, client: ImageClient, call: Call, *, waits: bool = False) -> None:
+    def __init__(self, client: SyncCalls, call: Call, *, waits: bool = False) -> None:
         self._client, self._call, self._waits = client, call, waits
         client._look_up(call.timeout)
         self._attempts = client._attempts(call)
-        client._place(call)
+        client._regions.place(call)
         self._start()
 
     def _start(self) -> None:
@@ -37,7 +37,7 @@ class Flight:
             client._check(self._connection, attempts, self._member)
             client._introduce(call, self._connection, attempts, self._member)
             left = attempts.remaining()
-            message = client._message(call, self._member, left)
+            message = client._regions.message(call, self._member, left)
             send = getattr(self._connection.stub, call.method)
             self._answer = (send if self._waits else send.future)(message, timeout=left, metadata=call.metadata)
         except grpc.RpcError as error:
@@ -61,7 +61,7 @@ class Flight:
                     raise self._failure
                 response = self._answer if self._waits else self._answer.result()
             except grpc.RpcError as error:
-                if client._knows_no_region(error, call, self._member):
+                if client._regions.forgotten(error, call, self._member):
                     client._balancer.answered(self._member)
                     self._start()
                     continue

@@ -32,6 +32,8 @@ NUMPY_TYPES = {
     **{f"FP{bits}": np.dtype(f"float{bits}") for bits in (16, 32, 64)},
 }
 DATATYPES = {dtype: name for name, dtype in NUMPY_TYPES.items()}
+# numpy has none of its own; the package ml_dtypes, and those that use it, call theirs so.
+BFLOAT16 = "bfloat16"
 OUTPUT_TYPES = {"LABELS": "BYTES", "CLASS_IDS": "INT32", "SCORES": "FP32", "STATUS": "BYTES"}
 OUTPUTS = tuple(OUTPUT_TYPES)
 # How many images a request may carry: the ensembles' max_batch_size.
@@ -116,11 +118,14 @@ def parameters_of(request: Any, parameters: Mapping[str, Union[bool, int, float,
 
     Raises:
         TypeError: a value is none of bool, int, float, str.
+        ValueError: an integer takes more than 64 bits.
     """
     for key, value in parameters.items():
         if isinstance(value, bool):
             request.parameters[key].bool_param = value
         elif isinstance(value, int):
+            if not -(2**63) <= value < 2**63:
+                raise ValueError(f"parameter {key!r} must be an integer of 64 bits, not {value}")
             request.parameters[key].int64_param = value
         elif isinstance(value, float):
             request.parameters[key].double_param = value
@@ -174,6 +179,8 @@ def _pack(name: str, array: NDArray[Any]) -> tuple[str, bytes]:
                 raise TypeError(f"tensor {name!r}: an element is a {type(item).__name__}, not bytes or text")
             parts += [struct.pack("<I", len(content)), content]
         return "BYTES", b"".join(parts)
+    if array.dtype.name == BFLOAT16:
+        return "BF16", np.ascontiguousarray(array).tobytes()
     datatype = DATATYPES.get(array.dtype.newbyteorder("="))
     if datatype is None:
         raise TypeError(f"tensor {name!r}: {array.dtype} has no Triton datatype")
@@ -181,7 +188,7 @@ def _pack(name: str, array: NDArray[Any]) -> tuple[str, bytes]:
 
 
 def parse_tensors(response: Any) -> dict[str, NDArray[Any]]:
-    """The response's tensors by name; BYTES as arrays of ``bytes`` objects.
+    """The response's tensors by name; BYTES as arrays of ``bytes`` objects, BF16 as float32.
 
     Raises:
         ServerError: the response is not whole.
@@ -197,6 +204,9 @@ def parse_tensors(response: Any) -> dict[str, NDArray[Any]]:
         try:
             if output.datatype == "BYTES":
                 flat = np.array(_elements(content, int(np.prod(shape))), np.object_)
+            elif output.datatype == "BF16":
+                # The upper half of an FP32.
+                flat = (np.frombuffer(content, "<u2").astype(np.uint32) << 16).view(np.float32)
             else:
                 flat = np.frombuffer(content, NUMPY_TYPES[output.datatype]).copy()
             tensors[output.name] = flat.reshape(shape)
@@ -209,8 +219,8 @@ def check_top_k(top_k: Optional[int]) -> None:
     """Raises TypeError or ValueError for what the server would refuse anyway."""
     if top_k is not None and type(top_k) is not int:
         raise TypeError(f"top_k must be an integer, not {type(top_k).__name__}")
-    if top_k is not None and top_k < 1:
-        raise ValueError(f"top_k must be at least 1, not {top_k}")
+    if top_k is not None and not 1 <= top_k < 2**31:
+        raise ValueError(f"top_k must be at least 1 and no larger than the number of classes, not {top_k}")
 
 
 def parse_response(response: Any, sources: Sequence[Any]) -> list[Result]:
@@ -308,7 +318,9 @@ def _unavailable(details: str, lower: str, model: str, address: str) -> VisionCl
     if "exceeds maximum queue size" in lower or "queue size" in lower:
         return ServerOverloadedError(f"the queue of {address} is full: try again later, or send less ({details})")
     if "timeout expired" in lower or "request timeout" in lower:
-        return ServerOverloadedError(f"the request waited too long in the queue of {address} ({details})")
+        late = ServerOverloadedError(f"the request waited too long in the queue of {address} ({details})")
+        late.waited = True
+        return late
     # Triton's HTTP and metrics ports close the connection at once; other HTTP servers answer in HTTP/1.
     if "http1" in lower or "settings frame" in lower or ("failed to connect" in lower and "socket closed" in lower):
         return ServerUnavailableError(
@@ -324,13 +336,13 @@ def _unavailable(details: str, lower: str, model: str, address: str) -> VisionCl
     )
 
 
-def may_retry(error: VisionClientError, details: str) -> bool:
+def may_retry(error: VisionClientError) -> bool:
     """Whether another try may help: nothing was reached, a model is broken or not there (yet), a queue was full, or
     the server itself failed.
 
     Never after a wait in a queue: the time is gone, and the next queue may be as long.
     """
     if isinstance(error, ServerOverloadedError):
-        return "timeout" not in details.lower()
+        return not error.waited
     suspect = isinstance(error, ServerError) and error.suspect
     return suspect or isinstance(error, (ServerUnavailableError, ModelNotFoundError))

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-import socket
 from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Callable, Optional, Union
 
 import grpc
 
-from triton_vision_client._balancer import Member
+from triton_vision_client._calls import Metadata
 from triton_vision_client._errors import VisionClientError
 from triton_vision_client._observe import NOBODY, Observer
 from triton_vision_client._options import RetryPolicy, TLSConfig
@@ -18,11 +17,13 @@ from triton_vision_client._results import Prediction
 
 DEFAULT_TIMEOUT_S = 30.0
 MAX_TIMEOUT_S = 86_400
-HOST_PORT = re.compile(r"(?P<host>[A-Za-z0-9_.-]+):(?P<port>\d{1,5})")
-# W3C Trace Context, version 00: version, trace id, parent id, flags.
-TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
+# A name, an IPv4 address, or an IPv6 address in brackets; and a port.
+URL = re.compile(r"(?:[^\s:/\[\]]+|\[[0-9a-fA-F:.]+(?:%\w+)?\]):(\d{1,5})")
+# What gRPC itself resolves (its naming document); whatever follows is its affair.
+GRPC_URL = re.compile(r"(unix|unix-abstract|ipv4|ipv6|dns|vsock):[^\s]+")
+# W3C Trace Context: version, trace id, parent id, flags; 'ff' is no version, and no id is all zeros.
+TRACEPARENT = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
 
-Metadata = tuple[tuple[str, str], ...]
 # Takes the image as the caller gave it and why no server has answered; gives the answer to use instead.
 Fallback = Callable[[Any, VisionClientError], Union[Sequence[Prediction], Awaitable[Sequence[Prediction]]]]
 
@@ -59,10 +60,9 @@ class Settings:
         if not urls or not all(urls):
             raise ValueError("at least one URL is needed, such as 'localhost:8001'")
         for one in urls:
-            if "://" in one:
-                raise ValueError(
-                    f"{one!r} is no gRPC address: give HOST:PORT without a scheme, such as 'localhost:8001'"
-                )
+            check_url(one)
+        if not isinstance(model, str) or not model:
+            raise ValueError(f"model is the name of an ensemble, such as 'ensemble', not {model!r}")
         if transport not in ("grpc", "shm"):
             raise ValueError(f"transport is 'grpc' or 'shm', not {transport!r}")
         if tls is not None:
@@ -98,47 +98,46 @@ class Settings:
         return tuple(merged.items())
 
 
+def check_url(url: str) -> None:
+    """Raises ValueError for what is no address of a gRPC endpoint."""
+    if not isinstance(url, str):
+        raise TypeError(f"an address is text, such as 'localhost:8001', not {type(url).__name__}")
+    if "://" in url:
+        raise ValueError(f"{url!r} is no gRPC address: give HOST:PORT without a scheme, such as 'localhost:8001'")
+    match = URL.fullmatch(url)
+    if GRPC_URL.fullmatch(url) and (match is None or url.startswith(("ipv4:", "ipv6:"))):
+        return
+    if match is None or not 0 < int(match[1]) < 65536:
+        raise ValueError(
+            f"{url!r} is no gRPC address: give HOST:PORT with a port from 1 to 65535, such as 'localhost:8001'"
+        )
+
+
 def check_headers(headers: Optional[Mapping[str, str]]) -> Metadata:
-    """Headers as gRPC's metadata; raises ValueError for what gRPC would refuse."""
-    metadata = tuple((key.lower(), value) for key, value in (headers or {}).items())
-    for key, value in metadata:
-        # gRPC's rule for metadata; what breaks it would come back as the server's error.
-        if not re.fullmatch(r"[0-9a-z_.-]+", key) or not re.fullmatch(r"[ -~]*", value):
+    """Headers as gRPC's metadata; raises ValueError or TypeError for what gRPC would refuse."""
+    metadata = []
+    for key, value in (headers or {}).items():
+        if not isinstance(key, str) or not isinstance(value, str):
+            raise TypeError(f"header {key!r}: name and value are text, not {type(value).__name__}")
+        # gRPC's rules for metadata; what breaks them would come back as the server's error.
+        name = key.lower()
+        if not re.fullmatch(r"[0-9a-z_.-]+", name) or not re.fullmatch(r"[ -~]*", value):
             raise ValueError(f"header {key!r}: a name is letters, digits, '_', '-', '.', a value is ASCII text")
-    return metadata
+        if name.startswith("grpc-") or name.endswith("-bin"):
+            raise ValueError(f"header {key!r}: names that begin with 'grpc-' or end with '-bin' are gRPC's own")
+        metadata.append((name, value))
+    return tuple(metadata)
 
 
 def check_timeout(timeout: float) -> float:
-    """The timeout itself; raises ValueError unless it is a number of seconds above 0 and of at most a day."""
+    """The timeout itself.
+
+    Raises:
+        TypeError: it is no number.
+        ValueError: it is not above 0 and at most a day.
+    """
+    if isinstance(timeout, bool) or not isinstance(timeout, (int, float)):
+        raise TypeError(f"timeout is a number of seconds, not {type(timeout).__name__}")
     if not 0 < timeout <= MAX_TIMEOUT_S:
         raise ValueError(f"timeout must be above 0 and at most {MAX_TIMEOUT_S} s, a day, not {timeout:g}")
     return float(timeout)
-
-
-def named_host(url: str) -> Optional[tuple[str, int]]:
-    """Host and port of an address whose host is a name, which may stand for several servers; None for any other."""
-    match = HOST_PORT.fullmatch(url)
-    if match is None or re.fullmatch(r"[\d.]+", match["host"]):
-        return None
-    return match["host"], int(match["port"])
-
-
-def members_of(url: str, answers: Sequence[Any]) -> list[Member]:
-    """The servers behind an address.
-
-    Args:
-        answers: of ``getaddrinfo`` for its host; empty for an address that is no name, or cannot be resolved.
-
-    Returns:
-        One for each IPv4 address (without any: IPv6 address) if there are several; else the address as it is, whose
-        resolution is left to gRPC.
-    """
-    host = url.rpartition(":")[0]
-    for family in (socket.AF_INET, socket.AF_INET6):
-        found = list(dict.fromkeys(entry[4][:2] for entry in answers if entry[0] == family))
-        if len(found) > 1:
-            shape = "{}:{}" if family == socket.AF_INET else "[{}]:{}"
-            return [Member(shape.format(*address), authority=host, url=url) for address in found]
-        if found:
-            break
-    return [Member(url, url=url)]

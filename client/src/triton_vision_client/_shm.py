@@ -11,12 +11,15 @@ import mmap
 import os
 import re
 import struct
+import sys
 import threading
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Optional
+
+from tritonclient.grpc import service_pb2
 
 SHM = Path("/dev/shm")
 PREFIX = "triton_vision_client"
@@ -57,6 +60,10 @@ class Region:
             at += 4 + len(image)
         return at
 
+    def registration(self) -> Any:
+        """The message that tells a server of it."""
+        return service_pb2.SystemSharedMemoryRegisterRequest(name=self.name, key=f"/{self.name}", byte_size=self.size)
+
     def remove(self) -> None:
         """Gives the memory back, once the server has done so, too. Idempotent."""
         with suppress(FileNotFoundError):
@@ -77,6 +84,10 @@ class RegionPool:
         self.registered: dict[Region, set[Any]] = {}
         sweep()
         self._end = weakref.finalize(self, _remove_all, self._all, os.getpid())
+        # A child of multiprocessing's ends without Python's own finalizers, but with those of that module.
+        processes = sys.modules.get("multiprocessing.util")
+        if processes is not None:
+            processes.Finalize(None, self._end, exitpriority=0)
 
     def take(self, images: Sequence[bytes]) -> Region:
         """A region that holds the images.
@@ -108,15 +119,17 @@ class RegionPool:
                 spare.append(self._free.pop(0))
             return spare
 
-    def drop(self, region: Region) -> set[Any]:
-        """Removes a region; returns the servers that know it."""
+    def drop(self, region: Region) -> None:
+        """Removes a region."""
         with self._lock:
             self._all.discard(region)
-            if region in self._free:
-                self._free.remove(region)
-            known = self.registered.pop(region, set())
+            self.registered.pop(region, None)
         region.remove()
-        return known
+
+    def names(self) -> set[str]:
+        """Of all regions that there are."""
+        with self._lock:
+            return {region.name for region in self._all}
 
     def forget(self, server: Any) -> None:
         """A server knows none of the regions any more."""

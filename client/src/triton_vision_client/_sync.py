@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
-import threading
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -14,58 +12,21 @@ from typing import Any, Callable, Optional
 
 import grpc
 from numpy.typing import NDArray
-from tritonclient.grpc import service_pb2, service_pb2_grpc
+from tritonclient.grpc import service_pb2
 
 from triton_vision_client import _protocol
-from triton_vision_client._balancer import Member
 from triton_vision_client._batches import Batch, check_many, pack, window
-from triton_vision_client._calls import Attempts, Budget
-from triton_vision_client._client import (
-    LOOK_UP_S,
-    NOT_REACHED,
-    PROBE_S,
-    UNREGISTER_S,
-    BaseClient,
-    Call,
-    Parameters,
-    degraded,
-    is_well,
-    model_infos,
-    server_info,
-)
+from triton_vision_client._calls import Call
+from triton_vision_client._client import Parameters, degraded, model_infos, server_info
 from triton_vision_client._errors import BadImageError, RequestTooLargeError, VisionClientError
 from triton_vision_client._flight import Flight
 from triton_vision_client._images import ImageSource, encode
 from triton_vision_client._results import ModelInfo, Result, ServerInfo
-from triton_vision_client._settings import Settings, check_timeout, named_host
-from triton_vision_client._shm import left_over
+from triton_vision_client._settings import check_timeout
+from triton_vision_client._sync_calls import SyncCalls
 
 
-class Connection:
-    """One server's channel."""
-
-    def __init__(self, member: Member, settings: Settings) -> None:
-        options = _protocol.channel_options(member.address, member.authority)
-        credentials = settings.credentials()
-        self.channel = (
-            grpc.insecure_channel(member.address, options=options)
-            if credentials is None
-            else grpc.secure_channel(member.address, credentials, options=options)
-        )
-        self.stub = service_pb2_grpc.GRPCInferenceServiceStub(self.channel)
-
-    @property
-    def connected(self) -> bool:
-        """Whether the connection is up; True where that cannot be known.
-
-        The asyncio channel tells its state, this one only through ``subscribe``, whose polling thread races with
-        ``close`` and raises in the background: so the state is read where that thread reads it.
-        """
-        check = getattr(getattr(self.channel, "_channel", None), "check_connectivity_state", None)
-        return check is None or bool(check(False) == grpc.ChannelConnectivity.READY.value[0])
-
-
-class ImageClient(BaseClient):
+class ImageClient(SyncCalls):
     """Classifies images on an image ensemble over gRPC. Safe to use from several threads, and after a fork.
 
     Args:
@@ -187,12 +148,13 @@ class ImageClient(BaseClient):
         """Any model, any tensors.
 
         Args:
-            tensors: name -> array, with the batch dimension if the model has one. Strings and bytes become BYTES.
+            tensors: name -> array, with the batch dimension if the model has one. Strings and bytes become BYTES, and
+                arrays of ``ml_dtypes.bfloat16`` BF16.
             outputs: which ones; none means all.
             parameters: of the request, such as ``{"top_k": 3}``.
 
         Returns:
-            Name -> array; BYTES as arrays of ``bytes`` objects.
+            Name -> array; BYTES as arrays of ``bytes`` objects, BF16 as float32.
 
         Raises:
             VisionClientError: the call failed; see the tree of errors.
@@ -230,7 +192,7 @@ class ImageClient(BaseClient):
         """Closes the connections. Idempotent."""
         mine = self._process == os.getpid()
         if mine and not self._closed:
-            asked = [self._unregister(name, member) for name, member in self._abandon_regions()]
+            asked = [self._unregister(name, member) for name, member in self._regions.end()]
             for one in asked:  # all at once: a server that hangs costs its time once
                 with suppress(grpc.RpcError):  # one that is gone has forgotten them
                     one.result()
@@ -252,129 +214,7 @@ class ImageClient(BaseClient):
     ) -> None:
         self.close()
 
-    # -- servers -------------------------------------------------------------------------------------------------
-
-    def _look_up(self, timeout: float = LOOK_UP_S) -> None:
-        """Resolves the addresses if it is time to, and asks the ejected servers that are due."""
-        if self._process != os.getpid():
-            self._after_fork()
-        with self._looking_up:  # of several first calls, the others wait for what the first one finds
-            if self._must_look_up():
-                self._take(_resolve(self._settings.urls, min(LOOK_UP_S, timeout / 2)))
-            for member in self._retired():
-                with self._lock:
-                    connection = self._connections.pop(member, None)
-                if connection is not None:
-                    connection.channel.close()
-        for member in self._balancer.due():
-            self._probe(member)
-
-    def _probe(self, member: Member) -> None:
-        """Asks whether the model is ready there, without waiting for the answer."""
-
-        def told(answer: Any) -> None:
-            if answer.cancelled():
-                well = False
-            elif answer.exception() is not None:
-                well = is_well(answer.exception())
-            else:
-                well = bool(answer.result().ready)
-            self._balancer.probed(member, well)
-
-        request = self._readiness()
-        # Waits for the connection, which gRPC makes in the meantime.
-        asked = self._connection(member).stub.ModelReady.future(
-            request, timeout=PROBE_S, metadata=self._settings.metadata, wait_for_ready=True
-        )
-        asked.add_done_callback(told)
-
-    def _connection(self, member: Member) -> Connection:
-        with self._lock:
-            if self._closed:
-                raise ValueError("the client is closed")
-            connection = self._connections.get(member)
-            if connection is None:
-                connection = self._connections[member] = Connection(member, self._settings)
-            return connection
-
-    def _after_fork(self) -> None:
-        """A child gets connections of its own. The parent's stay untouched: closing them here would disturb it."""
-        self._left_behind.append(self._connections)
-        self._lock, self._connections, self._process = threading.RLock(), {}, os.getpid()
-        self._looking_up = threading.RLock()
-        self._left_behind.append(self._regions)
-        self._regions, self._told, self._stale = None, {}, {}
-        self._budget = Budget(self._settings.retry.budget, self._settings.retry.reserve)
-        self._start_over()
-
-    # -- one request ---------------------------------------------------------------------------------------------
-
-    def _run(self, call: Call) -> Any:
-        """Sends a request until it is answered, or there is nothing left to try."""
-        return Flight(self, call, waits=True).land()
-
-    def _check(self, connection: Connection, attempts: Attempts, member: Member) -> None:
-        """A network that swallows packets must not cost the whole call, where another server might answer.
-
-        Raises:
-            grpc.RpcError: the server could not be reached in the time that is due to it.
-        """
-        if attempts.may_check(member) and not connection.connected:
-            request = service_pb2.ServerLiveRequest()
-            limit = attempts.connect_timeout()
-            try:
-                connection.stub.ServerLive(request, timeout=limit, metadata=self._settings.metadata)
-            except grpc.RpcError as error:
-                if error.code() in NOT_REACHED:
-                    raise
-
-    def _introduce(self, call: Call, connection: Connection, attempts: Attempts, member: Member) -> None:
-        """Tells the server of the region that holds the call's images, if there is one that it does not know."""
-        if not self._must_register(call, member):
-            return
-        assert call.region is not None
-        name = call.region.name
-        if member not in self._told:
-            self._clear_after_others(connection, member)
-        request = service_pb2.SystemSharedMemoryRegisterRequest(name=name, key=f"/{name}", byte_size=call.region.size)
-        send = connection.stub.SystemSharedMemoryRegister
-        # It may arrive even if its answer does not.
-        self._told.setdefault(member, set()).add(name)
-        try:
-            send(request, timeout=attempts.remaining(), metadata=call.metadata)
-        except grpc.RpcError as error:
-            self._registered(call, member, error)
-        else:
-            self._registered(call, member, None)
-
-    def _clear_after_others(self, connection: Connection, member: Member) -> None:
-        """Tells a server of the regions that processes have left which are gone."""
-        try:
-            request = service_pb2.SystemSharedMemoryStatusRequest()
-            status = connection.stub.SystemSharedMemoryStatus(
-                request, timeout=UNREGISTER_S, metadata=self._settings.metadata
-            )
-            for name in left_over(list(status.regions)):
-                self._unregister(name, member).result()
-        except grpc.RpcError:
-            pass  # whatever it is, registering will say so
-
-    def _free(self, call: Call, *, answered: bool) -> None:
-        for name, member in self._release(call, answered):
-            self._unregister(name, member)
-
-    def _unregister(self, name: str, member: Member) -> Any:
-        """Tells a server, without waiting, that a region is gone; it may refuse as long as it reads it."""
-
-        def told(answer: Any) -> None:
-            if not answer.cancelled() and answer.exception() is None:
-                self._told.get(member, set()).discard(name)
-
-        request = service_pb2.SystemSharedMemoryUnregisterRequest(name=name)
-        send = self._connection(member).stub.SystemSharedMemoryUnregister.future
-        asked = send(request, timeout=UNREGISTER_S, metadata=self._settings.metadata)
-        asked.add_done_callback(told)
-        return asked
+    # -- many images ---------------------------------------------------------------------------------------------
 
     def _stream(self, images: Iterable[ImageSource], call_of: Callable[[Batch], Call]) -> Iterator[Result]:
         flying: deque[tuple[Batch, Optional[Flight]]] = deque()
@@ -423,23 +263,3 @@ class ImageClient(BaseClient):
     def _degraded(self, sources: Sequence[Any], error: VisionClientError) -> list[Result]:
         assert self._settings.fallback is not None
         return degraded(sources, [self._settings.fallback(source, error) for source in sources])
-
-
-def _resolve(urls: Sequence[str], timeout: float) -> list[list[Any]]:
-    """The resolver's answers for names; nothing for another address, or where there is none in time."""
-    named = [named_host(url) for url in urls]
-    answers: list[list[Any]] = [[] for _ in urls]
-    if not any(named):
-        return answers
-
-    def ask() -> None:
-        for row, host_and_port in enumerate(named):
-            if host_and_port is not None:
-                with suppress(OSError, UnicodeError):
-                    answers[row] = socket.getaddrinfo(*host_and_port, type=socket.SOCK_STREAM)
-
-    # The resolver has no timeout of its own.
-    thread = threading.Thread(target=ask, name="look-up", daemon=True)
-    thread.start()
-    thread.join(timeout)
-    return list(answers)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from triton_vision.cli import prepare
+from triton_vision.cli.connection import add_connection_options, client_arguments
 from triton_vision.cli.paths import add_repository_option, find_repository
 
 if TYPE_CHECKING:
@@ -31,8 +32,6 @@ def make_parser() -> argparse.ArgumentParser:
         "lines path,class. Exit code 1: some images were refused; 2: it could not be done.",
     )
     parser.add_argument("images", metavar="FOLDER", type=Path, help="the images: a folder or a CSV file")
-    parser.add_argument("--url", default="localhost:8001", metavar="HOST:PORT", help="default: %(default)s")
-    parser.add_argument("--model", default="ensemble", metavar="NAME", help="default: %(default)s")
     parser.add_argument(
         "--weights",
         metavar="FILE",
@@ -41,12 +40,12 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--no-module", action="store_true", help="measure the server alone")
     parser.add_argument("--limit", type=int, metavar="N", help="only N of the images, evenly spread")
-    parser.add_argument("--timeout", type=float, default=60.0, metavar="S", help="seconds a request (default: 60)")
     parser.add_argument("--json", action="store_true", help="a JSON object instead of a table")
     parser.add_argument("--disagreements", metavar="FILE", help="a CSV of every image with another best label")
     parser.add_argument(
         "--show", type=int, default=10, metavar="N", help="disagreements and refusals to print (default: %(default)s)"
     )
+    add_connection_options(parser, timeout=60.0)
     add_repository_option(parser)
     parser.set_defaults(run=run)
     return parser
@@ -92,7 +91,7 @@ def _measure(args: argparse.Namespace) -> tuple[Tally, Chain, str | None]:
     paths = [item.path for item in items]
     tally = Tally(keep=args.show)
     with contextlib.ExitStack() as stack:
-        client = stack.enter_context(ImageClient(args.url, model=args.model, timeout=args.timeout))
+        client = stack.enter_context(ImageClient(**client_arguments(args)))
         # A server that cannot answer must not cost the seconds that the module takes to be built.
         next(client.classify_many(paths[:1], top_k=1))
         file = None

@@ -8,6 +8,8 @@ import threading
 import time
 from collections.abc import Sequence
 
+from triton_vision.cli.connection import add_connection_options, client_arguments
+
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Adds the command."""
@@ -19,10 +21,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "'triton-vision bench accuracy FOLDER' measures accuracy instead: see its --help.",
     )
     parser.add_argument("paths", nargs="+", metavar="PATH", help="images, folders or globs to take turns with")
-    parser.add_argument("--url", default="localhost:8001", metavar="HOST:PORT", help="default: %(default)s")
-    parser.add_argument("--model", default="ensemble", metavar="NAME", help="default: %(default)s")
     parser.add_argument("--callers", type=int, default=8, metavar="N", help="concurrent callers (default: %(default)s)")
     parser.add_argument("--seconds", type=float, default=10.0, metavar="S", help="how long (default: %(default)s)")
+    add_connection_options(parser)
     parser.set_defaults(run=run)
 
 
@@ -48,10 +49,10 @@ def run(args: argparse.Namespace) -> int:
         return 2
 
     try:
-        client = ImageClient(args.url, model=args.model)
+        client = ImageClient(**client_arguments(args))
         # Also warms up. A folder of photos may hold a text about them.
         served = [result.source for result in client.classify_many(images) if result.error is None]
-    except (ValueError, VisionClientError) as error:
+    except (ValueError, OSError, VisionClientError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     if len(served) < len(images):

@@ -10,8 +10,8 @@ DEFAULT_URL = "localhost:8001"
 INFERENCE_HEADER = "triton-grpc-protocol-inference"
 
 
-def add_connection_options(parser: argparse.ArgumentParser) -> None:
-    """Adds ``--url``, ``--model``, ``--timeout``, and those of TLS and of headers."""
+def add_connection_options(parser: argparse.ArgumentParser, timeout: float = 30.0) -> None:
+    """Adds ``--url``, ``--model``, ``--timeout`` (with that default, in seconds), and those of TLS and of headers."""
     parser.add_argument(
         "--url",
         action="append",
@@ -19,7 +19,9 @@ def add_connection_options(parser: argparse.ArgumentParser) -> None:
         help=f"the server's gRPC address, again for each further server (default: {DEFAULT_URL})",
     )
     parser.add_argument("--model", default="ensemble", metavar="NAME", help="default: %(default)s")
-    parser.add_argument("--timeout", type=float, default=30.0, metavar="S", help="seconds a request (default: 30)")
+    parser.add_argument(
+        "--timeout", type=float, default=timeout, metavar="S", help="seconds a request (default: %(default)g)"
+    )
     group = parser.add_argument_group("security")
     group.add_argument("--tls", action="store_true", help="encrypt; public authorities vouch for the server")
     group.add_argument("--tls-ca", metavar="FILE", help="encrypt; this authority (PEM) vouches for the server")

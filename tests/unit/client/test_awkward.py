@@ -28,6 +28,7 @@ from triton_vision_client import (
     ServerError,
     VisionClientError,
 )
+from triton_vision_client._names import LOOK_UP_AGAIN_S, LOOK_UP_EVERY_S, Names
 from triton_vision_client._shm import left_over
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
@@ -90,9 +91,80 @@ def test_a_resolver_that_fails_changes_nothing(start: Start, monkeypatch: pytest
             raise OSError("no answer")
 
         monkeypatch.setattr(socket, "getaddrinfo", fails)
-        client._looked_up = 0.0
+        looked_up(client)
         client.classify(b"x")
         assert client._balancer.members == before
+
+
+def looked_up(client: ImageClient | AsyncImageClient) -> None:
+    """Has the names looked up again, as after half a minute."""
+    client._names._due = 0.0
+    client._names.look_up()
+    wait_until(lambda: not client._names._running)
+
+
+def wait_until(condition: Callable[[], bool], seconds: float = 5.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_a_name_gains_and_loses_servers_without_any_failure(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    addresses = ["127.0.0.1"]
+    monkeypatch.setattr(
+        socket,
+        "getaddrinfo",
+        lambda _host, port, **_: [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (one, port)) for one in addresses],
+    )
+    url, _ = start(answer, "0.0.0.0")
+    name = url.replace("127.0.0.1", "localhost")
+    with ImageClient(name) as client:
+        client.classify(b"x")
+        assert [member.address for member in client._balancer.members] == [name]
+        addresses[:] = ["127.0.0.1", "127.0.0.2", "127.0.0.3"]
+        looked_up(client)
+        for _ in range(6):
+            client.classify(b"x")
+        assert [member.address[:9] for member in client._balancer.members] == addresses
+        assert len(client._connections) == 3  # that of the name itself has ended
+        addresses.pop()
+        looked_up(client)
+        for _ in range(6):
+            client.classify(b"x")
+        assert [member.address[:9] for member in client._connections] == addresses
+
+
+def test_names_are_looked_up_from_time_to_time_and_soon_after_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+    now = 1000.0
+
+    def resolver(*named: Any, **_: Any) -> list[Any]:
+        asked.append(named)
+        return []
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolver)
+    names = Names(["triton.test:8001", "127.0.0.1:8001"], lambda *_: None, clock=lambda: now)
+
+    def looks() -> bool:
+        before = len(asked)
+        first = names.look_up()
+        if first is not None:
+            first.result(5)
+        wait_until(lambda: not names._running)
+        return len(asked) > before
+
+    assert looks()
+    assert asked == [("triton.test", 8001)]
+    assert not looks()
+    now += LOOK_UP_AGAIN_S
+    assert not looks()
+    names.suspect()
+    assert looks()
+    names.suspect()
+    assert not looks()
+    now += LOOK_UP_EVERY_S
+    assert looks()
 
 
 def test_two_observers_count_together() -> None:

@@ -14,9 +14,9 @@ from triton_vision_client import (
     ServerUnavailableError,
     VisionClientError,
 )
-from triton_vision_client._balancer import FIRST_EJECTION_S, LONGEST_EJECTION_S, Balancer, Member
+from triton_vision_client._balancer import FIRST_EJECTION_S, FULL_S, LONGEST_EJECTION_S, Balancer, Member
 from triton_vision_client._calls import Attempts, Budget
-from triton_vision_client._settings import members_of, named_host
+from triton_vision_client._names import members_of, named_host
 
 LOST = ServerUnavailableError("no server answers")
 
@@ -124,9 +124,15 @@ def attempts(servers: int, *, reserve: float = 20.0, **policy: float) -> Attempt
     return Attempts(balancer(servers), Budget(retry.budget, reserve), retry, 30.0)
 
 
-def fail(course: Attempts, error: VisionClientError, details: str = "") -> float | None:
+def fail(course: Attempts, error: VisionClientError) -> float | None:
     course.settle(course.next(), error)
-    return course.pause_after(error, details)
+    return course.pause_after(error)
+
+
+def waited() -> ServerOverloadedError:
+    error = ServerOverloadedError("waited in the queue")
+    error.waited = True
+    return error
 
 
 def test_other_servers_are_asked_at_once_and_cost_nothing() -> None:
@@ -156,18 +162,45 @@ def test_a_budget_is_earned_by_calls() -> None:
 
 
 @pytest.mark.parametrize(
-    ("error", "details", "elsewhere"),
+    ("error", "elsewhere"),
     [
-        (LOST, "", True),
-        (ServerOverloadedError("full"), "Exceeds maximum queue size", True),
-        (ModelNotFoundError("loading"), "has no available versions", True),
-        (ServerOverloadedError("waited"), "Request timeout expired", False),
-        (DeadlineExceededError("late"), "", False),
-        (BadImageError("truncated", ""), "", False),
+        (LOST, True),
+        (ServerOverloadedError("full"), True),
+        (ModelNotFoundError("loading"), True),
+        (waited(), False),
+        (DeadlineExceededError("late"), False),
+        (BadImageError("truncated", ""), False),
     ],
 )
-def test_what_is_tried_elsewhere(error: VisionClientError, details: str, elsewhere: bool) -> None:
-    assert fail(attempts(2), error, details) == (0.0 if elsewhere else None)
+def test_what_is_tried_elsewhere(error: VisionClientError, elsewhere: bool) -> None:
+    assert fail(attempts(2), error) == (0.0 if elsewhere else None)
+
+
+def test_full_servers_do_not_see_every_call_of_every_caller() -> None:
+    clock, full = Clock(), ServerOverloadedError("full")
+    servers, budget = balancer(3, clock), Budget(0.0, 0.0)
+
+    def tries() -> int:
+        course = Attempts(servers, budget, RetryPolicy(), 30.0)
+        count = 1
+        while fail(course, full) is not None:
+            count += 1
+        return count
+
+    assert tries() == 3  # nobody knows yet
+    assert [tries() for _ in range(10)] == [1] * 10
+    clock.now += FULL_S
+    assert tries() == 3
+
+
+def test_a_server_with_room_is_preferred_to_one_without() -> None:
+    clock = Clock()
+    servers = balancer(2, clock)
+    full = servers.pick()
+    servers.overloaded(full)
+    assert full not in [servers.pick() for _ in range(5)]
+    clock.now += FULL_S
+    assert servers.pick() is full
 
 
 def test_a_model_that_is_nowhere_is_not_asked_for_again() -> None:
@@ -184,7 +217,7 @@ def test_no_pause_outlasts_the_timeout() -> None:
     retry = RetryPolicy(initial=50.0, maximum=50.0)
     course = Attempts(balancer(1), Budget(1.0, 9.0), retry, 0.001)
     course.settle(course.next(), LOST)
-    pause = course.pause_after(LOST, "")
+    pause = course.pause_after(LOST)
     assert pause is None or pause < 0.001
 
 

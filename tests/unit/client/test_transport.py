@@ -314,6 +314,12 @@ def test_one_client_in_many_threads(start: Start) -> None:
         ({"timeout": 1e10}, "timeout"),
         ({"headers": {"bad key": "x"}}, "header"),
         ({"headers": {"x": "é"}}, "header"),
+        ({"headers": {"trace-bin": "x"}}, "gRPC's own"),
+        *(
+            ({"url": url}, "HOST:PORT")
+            for url in ("localhost", "localhost:0", "host:70000", "a b:1", "::1:8001", ":8001")
+        ),
+        ({"model": ""}, "ensemble"),
     ],
 )
 @pytest.mark.parametrize("kind", [ImageClient, AsyncImageClient])
