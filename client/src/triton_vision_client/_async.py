@@ -7,24 +7,27 @@ import inspect
 import os
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
-from typing import Any, Callable, Optional
+from typing import Any, Callable, Optional, TypeVar, Union
 
 import grpc
 from numpy.typing import NDArray
 from tritonclient.grpc import service_pb2
 
-from triton_vision_client import _protocol
 from triton_vision_client._async_calls import AsyncCalls
 from triton_vision_client._batches import Batch, check_many, pack, window
 from triton_vision_client._calls import Call
 from triton_vision_client._client import Parameters, degraded, model_infos, server_info
 from triton_vision_client._errors import BadImageError, RequestTooLargeError, VisionClientError
 from triton_vision_client._images import ImageSource, encode
+from triton_vision_client._observe import Observer
+from triton_vision_client._options import RetryPolicy, TLSConfig
 from triton_vision_client._results import ModelInfo, Result, ServerInfo
-from triton_vision_client._settings import check_timeout
+from triton_vision_client._settings import Fallback, Settings, check_model, check_timeout
+
+Self = TypeVar("Self", bound="AsyncImageClient")
 
 
 class AsyncImageClient(AsyncCalls):
@@ -33,6 +36,21 @@ class AsyncImageClient(AsyncCalls):
     One client may be used in several event loops one after the other; each gets connections of its own. ``fallback``
     may be a coroutine function. Cancelling a call cancels it on the server, between its steps.
     """
+
+    def __init__(
+        self,
+        url: Union[str, Sequence[str]] = "localhost:8001",
+        *,
+        model: str = "ensemble",
+        tls: Optional[TLSConfig] = None,
+        headers: Optional[Mapping[str, str]] = None,
+        timeout: float = 30.0,
+        retry: Optional[RetryPolicy] = None,
+        fallback: Optional[Fallback] = None,
+        observer: Optional[Observer] = None,
+        transport: str = "grpc",
+    ) -> None:
+        super().__init__(Settings.of(url, model, tls, headers, timeout, retry, fallback, observer, transport))
 
     async def classify(
         self,
@@ -45,11 +63,11 @@ class AsyncImageClient(AsyncCalls):
         traceparent: Optional[str] = None,
     ) -> Result:
         """As ``ImageClient.classify``."""
-        _protocol.check_top_k(top_k)
         # Reading a file or packing an array takes milliseconds that belong to the loop's other callers.
         content = encode(image) if isinstance(image, bytes) else await asyncio.to_thread(encode, image)
         call = self._classification(
             [content],
+            [image],
             top_k=top_k,
             mask=False,
             model=model,
@@ -58,12 +76,12 @@ class AsyncImageClient(AsyncCalls):
             traceparent=traceparent,
         )
         try:
-            response = await self._run(call)
+            results: list[Result] = await self._run(call)
         except VisionClientError as error:
             if not self._degrades(error):
                 raise
-            return (await self._degraded([image], error))[0]
-        return _protocol.parse_response(response, [image])[0]
+            results = await self._degraded([image], error)
+        return results[0]
 
     async def classify_many(
         self,
@@ -74,18 +92,18 @@ class AsyncImageClient(AsyncCalls):
         timeout: Optional[float] = None,
         headers: Optional[Mapping[str, str]] = None,
         traceparent: Optional[str] = None,
-    ) -> AsyncIterator[Result]:
+    ) -> AsyncGenerator[Result, None]:
         """As ``ImageClient.classify_many``: ``async for item in client.classify_many(images)``.
 
         The images are read in a thread of their own, so that a slow disk, or a slow generator, does not hold up the
         event loop.
         """
-        _protocol.check_top_k(top_k)
         check_many(images)
 
         def call_of(batch: Batch) -> Call:
             return self._classification(
                 batch.images,
+                batch.travelling(),
                 top_k=top_k,
                 mask=True,
                 model=model,
@@ -95,7 +113,8 @@ class AsyncImageClient(AsyncCalls):
             )
 
         flying: deque[tuple[Batch, asyncio.Task[list[Result]]]] = deque()
-        await self._look_up()
+        await self._settle_in()
+        await self._look_up(self._settings.timeout)
         most = window(len(self._balancer.members))
         loop, reader = asyncio.get_running_loop(), ThreadPoolExecutor(1, "images")
         try:
@@ -138,13 +157,16 @@ class AsyncImageClient(AsyncCalls):
     ) -> dict[str, NDArray[Any]]:
         """As ``ImageClient.infer``."""
         call = self._inference(model, tensors, outputs, parameters, timeout, headers, traceparent)
-        return _protocol.parse_tensors(await self._run(call))
+        tensors_out: dict[str, NDArray[Any]] = await self._run(call)
+        return tensors_out
 
     async def ready(self, *, model: Optional[str] = None, timeout: Optional[float] = None) -> bool:
         """Whether a server answers and has the model ready; False, not an error, if not."""
-        deadline = time.monotonic() + (self._settings.timeout if timeout is None else check_timeout(timeout))
-        request = service_pb2.ModelReadyRequest(name=model or self._settings.model)
-        await self._look_up()
+        seconds = self._settings.timeout if timeout is None else check_timeout(timeout)
+        deadline = time.monotonic() + seconds
+        request = service_pb2.ModelReadyRequest(name=self._settings.model if model is None else check_model(model))
+        await self._settle_in()
+        await self._look_up(seconds)
         members = list(self._balancer.members)
         for number, member in enumerate(members):
             # One that is silent must not use up the others' time.
@@ -154,36 +176,39 @@ class AsyncImageClient(AsyncCalls):
                 answer = await stub.ModelReady(request, timeout=left, metadata=self._settings.metadata)
             except grpc.RpcError:
                 continue
-            if answer.ready:
+            if answer is not None and answer.ready:
                 return True
         return False
 
     async def server_info(self, *, timeout: Optional[float] = None) -> ServerInfo:
         """As ``ImageClient.server_info``."""
-        call = self._question("ServerMetadata", service_pb2.ServerMetadataRequest(), timeout)
-        return server_info(await self._run(call))
+        question = service_pb2.ServerMetadataRequest()
+        info: ServerInfo = await self._run(self._question("ServerMetadata", question, server_info, timeout))
+        return info
 
     async def models(self, *, timeout: Optional[float] = None) -> list[ModelInfo]:
         """As ``ImageClient.models``."""
-        call = self._question("RepositoryIndex", service_pb2.RepositoryIndexRequest(), timeout)
-        return model_infos(await self._run(call))
+        question = service_pb2.RepositoryIndexRequest()
+        infos: list[ModelInfo] = await self._run(self._question("RepositoryIndex", question, model_infos, timeout))
+        return infos
 
     async def close(self) -> None:
         """Closes the connections. Idempotent."""
-        mine = self._loop is asyncio.get_running_loop() and self._process == os.getpid()
-        if mine and not self._closed:
-            gone = self._regions.end()
-            await asyncio.gather(*(self._unregister(name, member) for name, member in gone))
-            for member in self._balancer.members:
-                for name in self._stale.pop(member.address, ()):
-                    await self._unregister(name, member)
+        if self._closed:
+            return
+        mine = self._process == os.getpid() and (
+            self._loop is None or self._loop is asyncio.get_running_loop() or self._loop.is_closed()
+        )
+        if mine and self._loop is not None:
+            await self._settle_in()  # what an event loop has left that is gone is ended in this one
+            await self._unregister_all()
         self._closed = True
         connections, self._connections = self._connections, {}
         if mine:
             for connection in connections.values():
                 await connection.channel.close()
 
-    async def __aenter__(self) -> AsyncImageClient:
+    async def __aenter__(self: Self) -> Self:
         return self
 
     async def __aexit__(
@@ -200,7 +225,8 @@ class AsyncImageClient(AsyncCalls):
         if not batch.images:
             return []
         try:
-            return _protocol.parse_response(await self._run(call_of(batch)), batch.travelling())
+            results: list[Result] = await self._run(call_of(batch))
+            return results
         except RequestTooLargeError as error:
             # A server, or a proxy, with a low limit: one by one they may do.
             if len(batch.images) == 1:
@@ -218,4 +244,4 @@ class AsyncImageClient(AsyncCalls):
         for source in sources:
             answer: Any = self._settings.fallback(source, error)
             answers.append(await answer if inspect.isawaitable(answer) else answer)
-        return degraded(sources, answers)
+        return degraded(sources, answers, error)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
+import weakref
 from collections.abc import Coroutine
 from contextlib import suppress
 from typing import Any, Optional
@@ -13,11 +15,11 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from triton_vision_client import _protocol
 from triton_vision_client._balancer import Member
-from triton_vision_client._calls import ANSWERS, NOT_REACHED, Attempts, Budget, Call
-from triton_vision_client._client import PROBE_S, UNREGISTER_S, BaseClient, is_well
+from triton_vision_client._calls import ANSWERS, Attempts, Budget, Call
+from triton_vision_client._client import IN_USE_PAUSE_S, PROBE_S, UNREGISTER_S, BaseClient, reaches
 from triton_vision_client._errors import ServerError
 from triton_vision_client._names import LOOK_UP_S
-from triton_vision_client._regions import Regions
+from triton_vision_client._regions import IN_USE, Left, Regions
 from triton_vision_client._settings import Settings
 from triton_vision_client._shm import left_over
 
@@ -33,17 +35,25 @@ class Connection:
             if credentials is None
             else grpc.aio.secure_channel(member.address, credentials, options=options)
         )
+        _open.add(self)
         self.stub = service_pb2_grpc.GRPCInferenceServiceStub(self.channel)
 
     @property
     def connected(self) -> bool:
         return bool(self.channel.get_state() == grpc.ChannelConnectivity.READY)
 
-    def end(self) -> None:
-        """Closes it without its loop, which is gone."""
-        inner = getattr(self.channel, "_channel", None)
-        if inner is not None:
-            inner.close()
+
+# gRPC's asyncio side survives a fork only if every channel had been closed: else a call in the child hangs or crashes.
+_open: weakref.WeakSet[Connection] = weakref.WeakSet()
+_broken_by_fork = False
+
+
+def _after_fork() -> None:
+    global _broken_by_fork
+    _broken_by_fork = _broken_by_fork or bool(_open)
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 class AsyncCalls(BaseClient):
@@ -53,14 +63,40 @@ class AsyncCalls(BaseClient):
 
     # -- servers -------------------------------------------------------------------------------------------------
 
-    async def _look_up(self, timeout: float = LOOK_UP_S) -> None:
-        """Has the addresses resolved if it is time to, and asks the ejected servers that are due."""
+    async def _settle_in(self) -> None:
+        """Another event loop, or a forked child, gets connections of its own."""
+        if _broken_by_fork:
+            raise RuntimeError(
+                "gRPC's asyncio connections do not survive a fork: close every AsyncImageClient before it, start "
+                "processes by 'spawn', or use ImageClient, which survives it"
+            )
         loop = asyncio.get_running_loop()
-        if self._loop is not loop or self._process != os.getpid():
-            self._leave_behind()
-            self._loop, self._process, self._connections, self._regions = loop, os.getpid(), {}, Regions()
-            self._tasks = set()
-            self._start_over()
+        if self._loop is loop and self._process == os.getpid():
+            return
+        before, regions, connections = self._loop, self._regions, self._connections
+        mine = self._process == os.getpid()
+        self._loop, self._process, self._connections, self._regions = loop, os.getpid(), {}, Regions()
+        self._tasks = set()
+        self._start_over()
+        if mine and (before is None or before.is_closed()):
+            self._stale += regions.end()
+            for connection in connections.values():
+                await connection.channel.close()
+        else:
+            # Somebody may still use it: closing it here would disturb him.
+            self._left_behind += [connections, regions]
+            self._stale = []
+            self._budget = Budget(self._settings.retry.budget, self._settings.retry.reserve)
+
+    async def _begin(self, call: Call) -> Attempts:
+        """As in the synchronous twin."""
+        await self._settle_in()
+        attempts = self._attempts(call)
+        await self._look_up(attempts.remaining())
+        return attempts
+
+    async def _look_up(self, timeout: float) -> None:
+        """Has the addresses resolved if it is time to, and asks the ejected servers that are due."""
         first = self._names.look_up()
         if first is not None:
             ended = asyncio.wrap_future(first)
@@ -73,29 +109,17 @@ class AsyncCalls(BaseClient):
         for member in self._balancer.due():
             self._later(self._probe(member))
 
-    def _leave_behind(self) -> None:
-        """Gives up what belongs to another loop, or to a parent process."""
-        if self._process == os.getpid() and self._loop is not None and self._loop.is_closed():
-            for name, member in self._regions.end():
-                self._stale.setdefault(member.address, set()).add(name)
-            for connection in self._connections.values():
-                connection.end()
-        else:
-            # Somebody may still use it: closing it here would disturb him.
-            self._left_behind += [self._connections, self._regions]
-            self._stale = {}
-            self._budget = Budget(self._settings.retry.budget, self._settings.retry.reserve)
-
     async def _probe(self, member: Member) -> None:
-        """Asks whether the model is ready there."""
+        """Asks whether a server is well again."""
         well = False
         try:
-            answer = await self._connection(member).stub.ModelReady(
-                self._readiness(), timeout=PROBE_S, metadata=self._settings.metadata, wait_for_ready=True
+            method, request = self._readiness(member)
+            answer = await getattr(self._connection(member).stub, method)(
+                request, timeout=PROBE_S, metadata=self._settings.metadata, wait_for_ready=True
             )
-            well = bool(answer.ready)
+            well = answer is not None and bool(answer.ready)
         except grpc.RpcError as error:
-            well = is_well(error)
+            well = reaches(error)
         except ValueError:
             pass  # the client has been closed
         finally:
@@ -113,14 +137,15 @@ class AsyncCalls(BaseClient):
 
     async def _run(self, call: Call) -> Any:
         """Sends a request until it is answered, or there is nothing left to try."""
-        await self._look_up(call.timeout)
-        attempts = self._attempts(call)
+        attempts = await self._begin(call)
         self._regions.place(call)
         answered = False
         try:
             while True:
                 member = attempts.next()
                 connection: Optional[Connection] = None
+                sent = False
+                error: Any
                 try:
                     connection = self._connection(member)
                     await self._check(connection, attempts, member)
@@ -128,45 +153,55 @@ class AsyncCalls(BaseClient):
                     left = attempts.remaining()
                     message = self._regions.message(call, member, left)
                     send = getattr(connection.stub, call.method)
+                    sent = True
                     response = await send(message, timeout=left, metadata=call.metadata)
-                except grpc.RpcError as error:
-                    assert connection is not None
+                    answered = True
+                    result = call.read(response)
+                except (grpc.RpcError, ServerError) as failure:
+                    error = failure
+                except BaseException as failure:
+                    self._balancer.ended(member)
+                    if self._closed and isinstance(failure, (asyncio.CancelledError, ValueError)):
+                        # gRPC cancels the calls of a channel that is closed.
+                        raise ValueError("the client is closed") from None
+                    if isinstance(failure, asyncio.CancelledError):
+                        self._gave_up(call)
+                    raise
+                else:
+                    self._succeeded(call, attempts, member)
+                    return result
+                assert connection is not None
+                if isinstance(error, grpc.RpcError):
                     if self._regions.forgotten(error, call, member):
                         self._balancer.answered(member)
                         continue
                     answered = error.code() in ANSWERS
-                    typed, pause = self._failed(error, call, attempts, member, connection.connected)
-                    if pause is None:
-                        raise typed from error
-                except BaseException as error:
-                    self._balancer.ended(member)
-                    if self._closed and isinstance(error, (asyncio.CancelledError, ValueError)):
-                        # gRPC cancels the calls of a channel that is closed.
-                        raise ValueError("the client is closed") from None
+                typed, pause = self._failed(error, call, attempts, member, connected=connection.connected, sent=sent)
+                if pause is None:
+                    raise typed from error
+                try:
+                    await asyncio.sleep(pause)
+                    await self._look_up(attempts.remaining())
+                except asyncio.CancelledError:
+                    self._gave_up(call)
                     raise
-                else:
-                    answered = True
-                    self._succeeded(call, attempts, member)
-                    if response is None:  # what gRPC makes of bytes that it cannot read
-                        raise ServerError(f"{member.address}: its answer cannot be read")
-                    return response
-                await asyncio.sleep(pause)
-                await self._look_up()
         finally:
-            for name, member in self._regions.release(call, answered=answered):
-                self._later(self._unregister(name, member))
+            for gone in self._regions.release(call, answered=answered):
+                self._later(self._unregister(gone))
 
     async def _introduce(self, call: Call, connection: Connection, attempts: Attempts, member: Member) -> None:
         """As in the synchronous twin."""
         region = self._regions.unknown_to(call, member)
         if region is None:
             return
-        if member not in self._regions.told:
-            await self._clear_after_others(connection, member)
-        for left in (*self._stale.pop(member.address, ()), *self._regions.left_at(member)):
-            self._later(self._unregister(left, member))
+        if self._regions.meets(member):
+            self._later(self._clear_after_others(call, connection, member))
+        stale = [left for left in self._stale if left.member.address == member.address]
+        self._stale = [left for left in self._stale if left not in stale]
+        for left in (*stale, *self._regions.left_at(member)):
+            self._later(self._unregister(left._replace(member=member)))
         send = connection.stub.SystemSharedMemoryRegister
-        self._regions.tells(member, region.name)
+        self._regions.tells(member, region.name, call.metadata)
         try:
             await send(region.registration(), timeout=attempts.remaining(), metadata=call.metadata)
         except grpc.RpcError as error:
@@ -174,25 +209,39 @@ class AsyncCalls(BaseClient):
         else:
             self._regions.heard(region, member, None)
 
-    async def _unregister(self, name: str, member: Member) -> None:
-        """Tells a server that a region is gone; it may refuse as long as it reads it."""
-        request = service_pb2.SystemSharedMemoryUnregisterRequest(name=name)
-        with suppress(grpc.RpcError):  # a server that is gone has forgotten it
-            send = self._connection(member).stub.SystemSharedMemoryUnregister
-            await send(request, timeout=UNREGISTER_S, metadata=self._settings.metadata)
-            self._regions.removed(name, member)
+    async def _unregister(self, left: Left) -> bool:
+        """Tells a server that a region is gone; whether it has refused, because it still reads it."""
+        try:
+            send = self._connection(left.member).stub.SystemSharedMemoryUnregister
+            await send(left.message(), timeout=UNREGISTER_S, metadata=left.metadata)
+        except grpc.RpcError as error:  # a server that is gone has forgotten it
+            return IN_USE in (error.details() or "").lower()
+        except ValueError:
+            return False  # the client has been closed
+        self._regions.removed(left)
+        return False
 
-    async def _clear_after_others(self, connection: Connection, member: Member) -> None:
+    async def _unregister_all(self) -> None:
+        """As in the synchronous twin."""
+        lefts, until = [*self._stale, *self._regions.end()], time.monotonic() + UNREGISTER_S
+        self._stale = []
+        while lefts:
+            refused = await asyncio.gather(*map(self._unregister, lefts))
+            again = [left for left, one in zip(lefts, refused) if one]
+            lefts = again if time.monotonic() < until else []
+            if lefts:
+                await asyncio.sleep(IN_USE_PAUSE_S)
+
+    async def _clear_after_others(self, call: Call, connection: Connection, member: Member) -> None:
         """Tells a server of the regions that processes have left which are gone."""
-        request = service_pb2.SystemSharedMemoryStatusRequest()
         with suppress(grpc.RpcError):  # whatever it is, registering will say so
             status = await connection.stub.SystemSharedMemoryStatus(
-                request, timeout=UNREGISTER_S, metadata=self._settings.metadata
+                service_pb2.SystemSharedMemoryStatusRequest(), timeout=UNREGISTER_S, metadata=call.metadata
             )
             for name in left_over(list(status.regions)):
-                await self._unregister(name, member)
+                await self._unregister(Left(name, member, call.metadata))
 
-    def _later(self, work: Coroutine[Any, Any, None]) -> None:
+    def _later(self, work: Coroutine[Any, Any, object]) -> None:
         """Does something without waiting for it; the loop itself keeps no task alive."""
         task = asyncio.ensure_future(work)
         self._tasks.add(task)
@@ -206,5 +255,5 @@ class AsyncCalls(BaseClient):
             try:
                 await connection.stub.ServerLive(request, timeout=limit, metadata=self._settings.metadata)
             except grpc.RpcError as error:
-                if error.code() in NOT_REACHED:
+                if not reaches(error):
                     raise

@@ -39,6 +39,10 @@ class Member:
     # Back from an ejection, but yet to answer a call: it gets one at a time.
     on_trial: bool = False
     full_until: float = 0.0
+    ill_since: float = 0.0
+    answered_at: float = 0.0
+    # The model that calls are missing there while it is ejected; empty for the server as such.
+    missing: str = ""
 
 
 class Balancer:
@@ -94,35 +98,47 @@ class Balancer:
     def overloaded(self, member: Member) -> None:
         """A call ended because the server's queue was full."""
         with self._lock:
-            member.outstanding -= 1
             member.full_until = self._clock() + FULL_S
+        self.answered(member)
 
     def answered(self, member: Member) -> None:
         """A call ended, and the server did what it should: with an answer, or a refusal that is the caller's affair."""
         with self._lock:
             member.outstanding -= 1
             member.proven = True
+            member.answered_at = self._clock()
             member.failures, member.errors, member.ejected_until, member.on_trial = 0, 0, 0.0, False
 
-    def failed(self, member: Member) -> None:
-        """A call ended because the server could not be reached, or its model is broken: it is ejected."""
+    def failed(self, member: Member, missing: str = "") -> None:
+        """A call ended because the server could not be reached, or its model is broken: it is ejected.
+
+        Args:
+            missing: the model that must be ready there until it comes back; empty for the server as such.
+        """
         with self._lock:
             member.outstanding -= 1
             member.proven = False
+            member.missing = missing
             ejected = self._eject(member)
         if ejected and self._on_ejection is not None:
             self._on_ejection(member)
 
-    def erred(self, member: Member) -> None:
+    def erred(self, member: Member, missing: str = "") -> None:
         """A call ended with what may be the server's fault: an INTERNAL error, or none in time.
 
-        A server that answers errors at once has always the fewest calls under way: after ERRORS_IN_A_ROW it is ejected.
+        A server that answers errors at once has always the fewest calls under way: after ERRORS_IN_A_ROW it is ejected,
+        if another has answered meanwhile. Otherwise it may be the calls, or the little time that they are given.
+        ``missing`` is as in ``failed``.
         """
         with self._lock:
+            if not member.errors:
+                member.ill_since = self._clock()
             member.errors += 1
-            ill = member.errors >= ERRORS_IN_A_ROW and len(self.members) > 1
+            others = [other for other in self.members if other is not member]
+            well = any(other.answered_at >= member.ill_since for other in others)
+            ill = member.errors >= ERRORS_IN_A_ROW and well
         if ill:
-            self.failed(member)
+            self.failed(member, missing)
         else:
             self.ended(member)
 

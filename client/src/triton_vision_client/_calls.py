@@ -37,23 +37,33 @@ CONNECT_S = 3.0
 
 
 class Call:
-    """One request, whatever it asks for: how it is built, where it goes, and how long it may take.
+    """One request, whatever it asks for: how it is built and read, where it goes, and how long it may take.
 
     Attributes:
         method: of the inference protocol's service.
         build: the seconds left, and for images in shared memory where they are -> the message.
-        model: for error messages.
+        read: the response -> what the caller wants of it. Raises ServerError if it is not there.
+        model: that it is for; empty for a question to the server as such.
         images: those that shall go through shared memory; empty for none.
         region: where they are.
-        told_unknown: whether a server has said that it does not know the region, which may happen once.
+        forgotten_by: the servers that have said that they do not know the region, each of which may do so once.
     """
 
-    def __init__(self, method: str, build: Callable[..., Any], model: str, timeout: float, metadata: Metadata):
-        self.method, self.build, self.model, self.timeout, self.metadata = method, build, model, timeout, metadata
+    def __init__(
+        self,
+        method: str,
+        build: Callable[..., Any],
+        read: Callable[[Any], Any],
+        model: str,
+        timeout: float,
+        metadata: Metadata,
+    ) -> None:
+        self.method, self.build, self.read, self.model = method, build, read, model
+        self.timeout, self.metadata = timeout, metadata
         self.began = time.monotonic()
         self.images: Sequence[bytes] = ()
         self.region: Optional[Region] = None
-        self.told_unknown = False
+        self.forgotten_by: set[Member] = set()
 
 
 class Budget:
@@ -89,6 +99,7 @@ class Attempts:
         self.timeout = timeout
         self._deadline = time.monotonic() + timeout
         self._tried: list[Member] = []
+        self._failures: dict[Member, VisionClientError] = {}
         self._retries = 0
         budget.earn()
 
@@ -108,46 +119,51 @@ class Attempts:
         """The server for the next try."""
         member = self._balancer.pick(self._tried)
         self._tried.append(member)
+        self.try_began = time.monotonic()
         return member
 
     def may_check(self, member: Member) -> bool:
         """Whether it is worth a moment to see that the server can be reached, since another one might."""
         return not member.proven and len(self._balancer.members) > 1 and self._balancer.has_untried(self._tried)
 
-    def settle(self, member: Member, error: Optional[VisionClientError], *, own_model: bool = True) -> None:
+    def settle(
+        self, member: Member, error: Optional[VisionClientError], *, own_model: bool = True, missing: str = ""
+    ) -> None:
         """Tells the balancer how a try has ended.
 
         Args:
             own_model: whether the call was for the client's own model, which all its servers should have.
+            missing: the model that must be ready at the server until it comes back, should it be ejected.
         """
-        if error is None:
-            self._balancer.answered(member)
-        elif isinstance(error, ServerUnavailableError) and not isinstance(error, ServerOverloadedError):
-            self._balancer.failed(member)
+        if isinstance(error, ServerOverloadedError):
+            if error.waited:
+                self._balancer.answered(member)
+            else:
+                self._balancer.overloaded(member)
+        elif isinstance(error, ServerUnavailableError):
+            self._balancer.failed(member, missing)
         elif isinstance(error, ModelNotFoundError) and own_model and len(self._balancer.members) > 1:
-            self._balancer.failed(member)  # it may still be loading
+            self._balancer.failed(member, missing)  # it may still be loading
         elif isinstance(error, DeadlineExceededError) or getattr(error, "suspect", False):
-            self._balancer.erred(member)
-        elif isinstance(error, ServerOverloadedError) and not error.waited:
-            self._balancer.overloaded(member)
+            self._balancer.erred(member, missing)
         else:
-            self._balancer.ended(member)
+            self._balancer.answered(member)  # a refusal, it may be, but that is the caller's affair
 
-    def pause_after(self, error: VisionClientError) -> Optional[float]:
+    def pause_after(self, member: Member, error: VisionClientError) -> Optional[float]:
         """Seconds to wait before the next try; None if there shall be none.
 
         A server that has not been asked yet is asked at once; after a full queue only if its own had room of late, so
         that overloaded servers do not see every call of every caller. Going round again costs one of the policy's
         attempts, a pause, and a retry of the client's budget.
         """
+        self._failures[member] = error
         if not _protocol.may_retry(error):
             return None
         full = isinstance(error, ServerOverloadedError)
-        untried = self._retry.attempts > 1 and self._balancer.has_untried(self._tried, with_room=full)
-        if isinstance(error, (ModelNotFoundError, ServerError)) and not untried:
-            return None
-        if untried:
+        if self._retry.attempts > 1 and self._balancer.has_untried(self._tried, with_room=full):
             return 0.0
+        if not isinstance(self._gravest(), ServerUnavailableError):
+            return None  # the same again
         self._retries += 1
         if self._retries >= self._retry.attempts:
             return None
@@ -156,3 +172,26 @@ class Attempts:
             return None
         self._tried.clear()
         return pause
+
+    def verdict(self, error: VisionClientError) -> VisionClientError:
+        """The error that says of the whole call what its last try alone, ``error``, may not.
+
+        Where one server had a full queue and another could not be reached, the caller may try again later.
+        """
+        if len(self._failures) < 2 or not _protocol.may_retry(error):
+            return error
+        gravest = self._gravest()
+        others = [str(other) for other in self._failures.values() if other is not gravest]
+        more = f"; and {len(others) - 1} more" if len(others) > 1 else ""
+        merged = type(gravest)(f"{gravest}; also: {others[0]}{more}")
+        merged.__dict__.update(gravest.__dict__)
+        return merged
+
+    def _gravest(self) -> VisionClientError:
+        """Of each server's last failure the one that says most about the call; of equals the last."""
+        return max(reversed(list(self._failures.values())), key=_weight)
+
+
+def _weight(error: VisionClientError) -> int:
+    kinds = (ModelNotFoundError, ServerError, ServerUnavailableError, ServerOverloadedError)
+    return max((rank for rank, kind in enumerate(kinds) if isinstance(error, kind)), default=-1)

@@ -8,7 +8,7 @@ import socket
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, Callable, Optional, Union
+from typing import Any, Callable, NoReturn, Optional, Union
 
 from tritonclient.grpc import service_pb2
 
@@ -21,16 +21,18 @@ from triton_vision_client._errors import (
     VisionClientError,
 )
 from triton_vision_client._names import Names, members_of
-from triton_vision_client._observe import Observer
-from triton_vision_client._options import RetryPolicy, TLSConfig
-from triton_vision_client._regions import Regions
+from triton_vision_client._regions import Left, Regions
 from triton_vision_client._results import ModelInfo, Prediction, Result, ServerInfo
-from triton_vision_client._settings import Fallback, Settings, check_timeout
+from triton_vision_client._settings import Settings, check_model, check_timeout
 
 LOG = logging.getLogger("triton_vision_client")
 # An ejected server is asked whether it is well; how long it may take to say so.
 PROBE_S = 2.0
+# How long a server may take to be told that a region is gone; and when one is asked again that still reads it.
 UNREGISTER_S = 2.0
+IN_USE_PAUSE_S = 0.05
+# gRPC may wait without end for calls that a signal's exception has struck.
+CLOSE_S = 2.0
 
 Parameters = Mapping[str, Union[bool, int, float, str]]
 
@@ -38,20 +40,8 @@ Parameters = Mapping[str, Union[bool, int, float, str]]
 class BaseClient:
     """Settings, and the servers that they name. The twins add connections, and the waiting."""
 
-    def __init__(
-        self,
-        url: Union[str, Sequence[str]] = "localhost:8001",
-        *,
-        model: str = "ensemble",
-        tls: Optional[TLSConfig] = None,
-        headers: Optional[Mapping[str, str]] = None,
-        timeout: float = 30.0,
-        retry: Optional[RetryPolicy] = None,
-        fallback: Optional[Fallback] = None,
-        observer: Optional[Observer] = None,
-        transport: str = "grpc",
-    ) -> None:
-        self._settings = Settings.of(url, model, tls, headers, timeout, retry, fallback, observer, transport)
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
         self._budget = Budget(self._settings.retry.budget, self._settings.retry.reserve)
         self._closed = False
         self._lock = threading.RLock()
@@ -60,9 +50,21 @@ class BaseClient:
         self._left_behind: list[Any] = []
         self._tasks: set[Any] = set()
         self._regions = Regions()
-        # Regions that servers have been told of, by address, from event loops that are gone.
-        self._stale: dict[str, set[str]] = {}
+        # What servers are to be told of regions of event loops that are gone.
+        self._stale: list[Left] = []
+        # The models that have answered, and the last of them.
+        self._served: set[str] = set()
+        self._last_served = ""
         self._start_over()
+
+    def __copy__(self) -> NoReturn:
+        raise TypeError("a client cannot be copied: use it from any number of threads, or make another one")
+
+    def __deepcopy__(self, memo: Any) -> NoReturn:
+        self.__copy__()
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a client cannot be pickled: make one in each process, or have it inherited by a fork")
 
     def _start_over(self) -> None:
         """Forgets what is known of the servers."""
@@ -76,6 +78,7 @@ class BaseClient:
     def _classification(
         self,
         images: Sequence[bytes],
+        sources: Sequence[Any],
         *,
         top_k: Optional[int],
         mask: bool,
@@ -84,12 +87,16 @@ class BaseClient:
         headers: Optional[Mapping[str, str]],
         traceparent: Optional[str],
     ) -> Call:
-        model = model or self._settings.model
+        name = self._settings.model if model is None else check_model(model)
+        count = _protocol.check_top_k(top_k)
 
         def build(left: float, region: Optional[tuple[str, int]] = None) -> Any:
-            return _protocol.build_request(model, images, top_k, mask, left, region)
+            return _protocol.build_request(name, images, count, mask, left, region)
 
-        call = self._call_of("ModelInfer", build, model, timeout, headers, traceparent)
+        def read(response: Any) -> list[Result]:
+            return _protocol.parse_response(response, sources)
+
+        call = self._call_of("ModelInfer", build, read, name, timeout, headers, traceparent)
         call.images = images if self._settings.shared_memory else ()
         return call
 
@@ -103,24 +110,25 @@ class BaseClient:
         headers: Optional[Mapping[str, str]],
         traceparent: Optional[str],
     ) -> Call:
-        request = _protocol.build_tensors(model, tensors, outputs, parameters or {})
+        request = _protocol.build_tensors(check_model(model), tensors, outputs, parameters or {})
 
         def build(left: float) -> Any:
             request.parameters["timeout"].int64_param = max(1, int(left * 1e6))
             return request
 
-        return self._call_of("ModelInfer", build, model, timeout, headers, traceparent)
+        return self._call_of("ModelInfer", build, _protocol.parse_tensors, model, timeout, headers, traceparent)
 
-    def _question(self, method: str, message: Any, timeout: Optional[float]) -> Call:
+    def _question(self, method: str, message: Any, read: Callable[[Any], Any], timeout: Optional[float]) -> Call:
         def build(left: float) -> Any:  # noqa: ARG001 - such a question carries no deadline of its own
             return message
 
-        return self._call_of(method, build, self._settings.model, timeout, None, None)
+        return self._call_of(method, build, read, "", timeout, None, None)
 
     def _call_of(
         self,
         method: str,
         build: Callable[..., Any],
+        read: Callable[[Any], Any],
         model: str,
         timeout: Optional[float],
         headers: Optional[Mapping[str, str]],
@@ -129,7 +137,7 @@ class BaseClient:
         if self._closed:
             raise ValueError("the client is closed")
         seconds = self._settings.timeout if timeout is None else check_timeout(timeout)
-        return Call(method, build, model, seconds, self._settings.with_headers(headers, traceparent))
+        return Call(method, build, read, model, seconds, self._settings.with_headers(headers, traceparent))
 
     # -- the course of a call ------------------------------------------------------------------------------------
 
@@ -137,26 +145,51 @@ class BaseClient:
         return Attempts(self._balancer, self._budget, self._settings.retry, call.timeout)
 
     def _failed(
-        self, error: Any, call: Call, attempts: Attempts, member: Member, connected: bool
+        self, error: Any, call: Call, attempts: Attempts, member: Member, *, connected: bool, sent: bool
     ) -> tuple[VisionClientError, Optional[float]]:
-        """The typed error of a failed try, and the pause before the next; None if there shall be none."""
-        details = error.details() or ""
-        if "refused" in details and _accepts_ipv4(member.address):
-            details = "failed to connect: socket closed"  # what the other address, which gRPC does not show, says
-        typed = _protocol.translate(
-            error.code(), details, model=call.model, address=member.address, timeout=call.timeout, connected=connected
-        )
-        attempts.settle(member, typed, own_model=call.model == self._settings.model)
-        pause = attempts.pause_after(typed)
+        """The typed error of a failed try, and the pause before the next; None if there shall be none.
+
+        Args:
+            error: gRPC's, or the typed one of an answer that cannot be read.
+            connected: whether the connection is up.
+            sent: whether the call itself was sent, and not only a question that comes before it.
+        """
+        if isinstance(error, VisionClientError):
+            typed = error
+        else:
+            details = error.details() or ""
+            if "refused" in details and _accepts_ipv4(member.address):
+                details = "failed to connect: socket closed"  # what the other address, which gRPC does not show, says
+            typed = _protocol.translate(
+                error.code(),
+                details,
+                model=call.model,
+                address=member.address,
+                timeout=call.timeout,
+                connected=connected,
+                unsent_for=None if sent else time.monotonic() - attempts.try_began,
+                tls=self._settings.tls is not None,
+            )
+        attempts.settle(member, typed, own_model=call.model == self._settings.model, missing=self._awaited(call))
+        pause = attempts.pause_after(member, typed)
         if pause is None:
+            typed = attempts.verdict(typed)
             self._tell("call", type(typed).__name__, time.monotonic() - call.began)
         else:
             self._tell("retry", typed)
         return typed, pause
 
-    def _succeeded(self, call: Call, attempts: Attempts, member: Member) -> None:
+    def _succeeded(self, call: Call, attempts: Attempts, member: Member, ended: Optional[float] = None) -> None:
+        """An answer has come, at the time ``ended`` or now."""
         attempts.settle(member, None)
-        self._tell("call", "ok", time.monotonic() - call.began)
+        if call.model and call.model != self._last_served:
+            self._last_served = call.model
+            self._served.add(call.model)
+        self._tell("call", "ok", (ended or time.monotonic()) - call.began)
+
+    def _gave_up(self, call: Call) -> None:
+        """Its caller has cancelled a call, or left it."""
+        self._tell("call", "cancelled", time.monotonic() - call.began)
 
     def _tell(self, what: str, *arguments: Any) -> None:
         """Tells the observer, whose own mistakes must not cost an answer."""
@@ -195,8 +228,19 @@ class BaseClient:
                 self._regions.forget(member)
             return [self._connections.pop(member) for member in ended if member in self._connections]
 
-    def _readiness(self) -> Any:
-        return service_pb2.ModelReadyRequest(name=self._settings.model)
+    def _awaited(self, call: Call) -> str:
+        """The model to wait for at a server that a call of this kind has ejected; empty for the server as such.
+
+        One that is known to be served, if any is: a typing error in a model's name must not keep a server out.
+        """
+        own = call.model == self._settings.model and not self._served
+        return call.model if own or call.model in self._served else self._last_served
+
+    def _readiness(self, member: Member) -> tuple[str, Any]:
+        """Method and message that ask whether an ejected server is well again."""
+        if member.missing:
+            return "ModelReady", service_pb2.ModelReadyRequest(name=member.missing)
+        return "ServerReady", service_pb2.ServerReadyRequest()
 
 
 def _accepts_ipv4(address: str) -> bool:
@@ -211,26 +255,25 @@ def _accepts_ipv4(address: str) -> bool:
         return False
 
 
-def is_well(error: Any) -> bool:
-    """Whether a server that answers a question about its readiness with an error may be called all the same.
-
-    It may want a token that only calls have.
-    """
+def reaches(error: Any) -> bool:
+    """Whether an error shows that a server has been reached: also that it wants a token for such a question."""
     return error.code() not in NOT_REACHED or "restricted" in (error.details() or "").lower()
 
 
 def server_info(response: Any) -> ServerInfo:
-    """From the protocol's ServerMetadata."""
+    """From the protocol's ServerMetadata; raises ServerError if it cannot be read."""
+    _protocol.whole(response)
     return ServerInfo(response.name, response.version, tuple(response.extensions))
 
 
 def model_infos(response: Any) -> list[ModelInfo]:
-    """From the protocol's RepositoryIndex."""
+    """From the protocol's RepositoryIndex; raises ServerError if it cannot be read."""
+    _protocol.whole(response)
     return [ModelInfo(entry.name, entry.version, entry.state, entry.reason) for entry in response.models]
 
 
-def degraded(sources: Sequence[Any], answers: Sequence[Any]) -> list[Result]:
-    """The fallback's answers as results.
+def degraded(sources: Sequence[Any], answers: Sequence[Any], error: VisionClientError) -> list[Result]:
+    """The fallback's answers, in place of an error, as results.
 
     Raises:
         TypeError: an answer is no sequence of Predictions.
@@ -238,6 +281,8 @@ def degraded(sources: Sequence[Any], answers: Sequence[Any]) -> list[Result]:
     results = []
     for source, answer in zip(sources, answers):
         if not isinstance(answer, (list, tuple)) or not all(isinstance(entry, Prediction) for entry in answer):
-            raise TypeError(f"the fallback must return a list of Predictions, and has returned {answer!r:.100}")
+            raise TypeError(
+                f"the fallback must return a list of Predictions, and has returned {repr(answer)[:100]}"
+            ) from error
         results.append(Result(source, tuple(answer), degraded=True))
     return results

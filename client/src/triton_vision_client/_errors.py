@@ -36,6 +36,12 @@ class BadImageError(VisionClientError):
         self.index = index
         super().__init__(reason, detail, index)
 
+    def __eq__(self, other: object) -> bool:
+        return type(other) is type(self) and self.args == other.args
+
+    def __hash__(self) -> int:
+        return hash(self.args)
+
     def __str__(self) -> str:
         return f"{self.reason}: {self.detail}" if self.detail else self.reason
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import time
 from typing import TYPE_CHECKING, Any, Optional
 
 import grpc
 
 from triton_vision_client._calls import ANSWERS, Call
+from triton_vision_client._errors import ServerError
 
 if TYPE_CHECKING:
     from triton_vision_client._sync_calls import SyncCalls
@@ -22,8 +24,9 @@ class Flight:
 
     def __init__(self, client: SyncCalls, call: Call, *, waits: bool = False) -> None:
         self._client, self._call, self._waits = client, call, waits
-        client._look_up(call.timeout)
-        self._attempts = client._attempts(call)
+        self._process = os.getpid()
+        self._ended: Optional[float] = None
+        self._attempts = client._begin(call)
         client._regions.place(call)
         self._start()
 
@@ -31,6 +34,7 @@ class Flight:
         client, call, attempts = self._client, self._call, self._attempts
         self._failure: Optional[grpc.RpcError] = None
         self._connection: Any = None
+        self._sent = False
         self._member = attempts.next()
         try:
             self._connection = client._connection(self._member)
@@ -39,51 +43,79 @@ class Flight:
             left = attempts.remaining()
             message = client._regions.message(call, self._member, left)
             send = getattr(self._connection.stub, call.method)
-            self._answer = (send if self._waits else send.future)(message, timeout=left, metadata=call.metadata)
+            self._sent = True
+            if self._waits:
+                self._answer = send(message, timeout=left, metadata=call.metadata)
+            else:
+                self._answer = send.future(message, timeout=left, metadata=call.metadata)
+                self._answer.add_done_callback(self._note_end)
         except grpc.RpcError as error:
             self._failure = error
         except BaseException as error:
+            if not isinstance(error, Exception):
+                # A signal's exception, such as Ctrl-C's, may have struck gRPC anywhere.
+                client._give_up(self._member, self._connection)
+                client._gave_up(call)
             client._balancer.ended(self._member)
             client._free(call, answered=False)
             if isinstance(error, ValueError) and client._closed:
                 raise ValueError("the client is closed") from None
             raise
 
+    def _note_end(self, _: Any) -> None:
+        """The answer is there, whenever somebody comes for it."""
+        self._ended = time.monotonic()
+
     def land(self) -> Any:
-        """The response; raises the typed error if there is none."""
+        """What the caller wants of the response; raises the typed error if there is none."""
         client, call = self._client, self._call
+        if self._process != os.getpid():
+            raise RuntimeError("this was begun before a fork: only the process that has begun it can go on with it")
         if not self._waits and (self._failure is not None or self._answer.done()):
             # Nobody has waited for it: should it have failed, its next try has the time that a call has.
             self._attempts.renew()
         while True:
+            error: Any
             try:
                 if self._failure is not None:
                     raise self._failure
                 response = self._answer if self._waits else self._answer.result()
-            except grpc.RpcError as error:
-                if client._regions.forgotten(error, call, self._member):
-                    client._balancer.answered(self._member)
-                    self._start()
-                    continue
-                connected = self._connection.connected
-                typed, pause = client._failed(error, call, self._attempts, self._member, connected)
-                if pause is None:
-                    client._free(call, answered=error.code() in ANSWERS)
-                    raise typed from error
-                time.sleep(pause)
-                client._look_up()
-                self._start()
+                result = call.read(response)
+            except (grpc.RpcError, ServerError) as failure:
+                error = failure
             except BaseException:
                 self.cancel()
                 raise
             else:
-                client._succeeded(call, self._attempts, self._member)
+                client._succeeded(call, self._attempts, self._member, self._ended)
                 client._free(call, answered=True)
-                return response
+                return result
+            if isinstance(error, grpc.RpcError) and client._regions.forgotten(error, call, self._member):
+                client._balancer.answered(self._member)
+                self._start()
+                continue
+            connected = self._connection.connected
+            typed, pause = client._failed(
+                error, call, self._attempts, self._member, connected=connected, sent=self._sent
+            )
+            if pause is None:
+                client._free(call, answered=isinstance(error, ServerError) or error.code() in ANSWERS)
+                raise typed from error
+            try:
+                time.sleep(pause)
+                client._look_up(self._attempts.remaining())
+            except BaseException:
+                client._gave_up(call)
+                client._free(call, answered=False)
+                raise
+            self._start()
 
     def cancel(self) -> None:
         """Gives up on it."""
+        if self._process != os.getpid():
+            return  # it is another process's
         if self._failure is None and not self._waits:
             self._answer.cancel()
+        self._client._gave_up(self._call)
         self._client._balancer.ended(self._member)
         self._client._free(self._call, answered=False)

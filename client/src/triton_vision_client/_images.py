@@ -39,8 +39,8 @@ def encode(image: ImageSource) -> bytes:
     """
     if isinstance(image, (str, os.PathLike)):
         known = os.stat(image)
-        if stat.S_ISFIFO(known.st_mode) or stat.S_ISSOCK(known.st_mode):
-            raise OSError(errno.EINVAL, "a pipe or socket, which may never end: read it and pass the bytes", str(image))
+        if not stat.S_ISREG(known.st_mode) and not stat.S_ISDIR(known.st_mode):  # opening a folder says what it is
+            raise OSError(errno.EINVAL, "a pipe or device, which may never end: read it and pass the bytes", str(image))
         _check_size(known.st_size)  # before it is read
     content = _encode(image)
     _check_size(len(content))

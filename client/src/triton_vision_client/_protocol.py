@@ -41,6 +41,9 @@ MAX_BATCH = 32
 LOOPBACK = re.compile(
     r"(dns:/*|ipv[46]:/*)?(localhost|127\.[\d.]+|\[::1\]|\[0:0:0:0:0:0:0:1\])(:|$)|unix:", re.IGNORECASE
 )
+TOO_LARGE = re.compile(r"larger than max|too large|maximum message size|max(imum)? size")
+# How gRPC reports, in various ways, that a connection ended in the middle of a call.
+CONNECTION_LOST = re.compile(r"stream removed|rst_stream|failed parsing http|connection reset|socket closed|goaway")
 REFUSAL = re.compile(r"image (\d+): ([a-z_]+): (.*)", re.DOTALL)
 
 
@@ -121,14 +124,14 @@ def parameters_of(request: Any, parameters: Mapping[str, Union[bool, int, float,
         ValueError: an integer takes more than 64 bits.
     """
     for key, value in parameters.items():
-        if isinstance(value, bool):
-            request.parameters[key].bool_param = value
-        elif isinstance(value, int):
+        if isinstance(value, (bool, np.bool_)):
+            request.parameters[key].bool_param = bool(value)
+        elif isinstance(value, (int, np.integer)):
             if not -(2**63) <= value < 2**63:
                 raise ValueError(f"parameter {key!r} must be an integer of 64 bits, not {value}")
-            request.parameters[key].int64_param = value
-        elif isinstance(value, float):
-            request.parameters[key].double_param = value
+            request.parameters[key].int64_param = int(value)
+        elif isinstance(value, (float, np.floating)):
+            request.parameters[key].double_param = float(value)
         elif isinstance(value, str):
             request.parameters[key].string_param = value
         else:
@@ -147,6 +150,8 @@ def build_tensors(
     Raises:
         TypeError: an array's dtype has no Triton datatype, or a parameter's type none of its own.
     """
+    if isinstance(outputs, str):
+        raise TypeError(f"outputs are several names, such as [{outputs!r}], not one")
     request = service_pb2.ModelInferRequest(model_name=model, model_version=version)
     for name, value in tensors.items():
         array = _as_array(value)
@@ -187,6 +192,20 @@ def _pack(name: str, array: NDArray[Any]) -> tuple[str, bytes]:
     return datatype, np.ascontiguousarray(array, array.dtype.newbyteorder("<")).tobytes()
 
 
+def whole(response: Any) -> Any:
+    """The response itself; raises ServerError for what gRPC's asyncio side makes of bytes that it cannot read, None."""
+    if response is None:
+        raise _unreadable("the answer cannot be read")
+    return response
+
+
+def _unreadable(text: str) -> ServerError:
+    """Another server may do better."""
+    error = ServerError(text)
+    error.suspect = True
+    return error
+
+
 def parse_tensors(response: Any) -> dict[str, NDArray[Any]]:
     """The response's tensors by name; BYTES as arrays of ``bytes`` objects, BF16 as float32.
 
@@ -194,8 +213,8 @@ def parse_tensors(response: Any) -> dict[str, NDArray[Any]]:
         ServerError: the response is not whole.
     """
     tensors: dict[str, NDArray[Any]] = {}
-    if len(response.outputs) != len(response.raw_output_contents):
-        raise ServerError(
+    if len(whole(response).outputs) != len(response.raw_output_contents):
+        raise _unreadable(
             f"model {response.model_name!r} answers {len(response.outputs)} tensors with the contents of "
             f"{len(response.raw_output_contents)}"
         )
@@ -211,16 +230,19 @@ def parse_tensors(response: Any) -> dict[str, NDArray[Any]]:
                 flat = np.frombuffer(content, NUMPY_TYPES[output.datatype]).copy()
             tensors[output.name] = flat.reshape(shape)
         except (KeyError, ValueError, struct.error):
-            raise ServerError(f"tensor {output.name!r} ({output.datatype}, {list(shape)}) cannot be read") from None
+            raise _unreadable(f"tensor {output.name!r} ({output.datatype}, {list(shape)}) cannot be read") from None
     return tensors
 
 
-def check_top_k(top_k: Optional[int]) -> None:
-    """Raises TypeError or ValueError for what the server would refuse anyway."""
-    if top_k is not None and type(top_k) is not int:
+def check_top_k(top_k: Any) -> Optional[int]:
+    """The number itself; raises TypeError or ValueError for what the server would refuse anyway."""
+    if top_k is None:
+        return None
+    if isinstance(top_k, (bool, np.bool_)) or not isinstance(top_k, (int, np.integer)):
         raise TypeError(f"top_k must be an integer, not {type(top_k).__name__}")
-    if top_k is not None and not 1 <= top_k < 2**31:
+    if not 1 <= top_k < 2**31:
         raise ValueError(f"top_k must be at least 1 and no larger than the number of classes, not {top_k}")
+    return int(top_k)
 
 
 def parse_response(response: Any, sources: Sequence[Any]) -> list[Result]:
@@ -229,7 +251,7 @@ def parse_response(response: Any, sources: Sequence[Any]) -> list[Result]:
     Raises:
         ServerError: the response is not an answer to that many images.
     """
-    raw = {output.name: content for output, content in zip(response.outputs, response.raw_output_contents)}
+    raw = {output.name: content for output, content in zip(whole(response).outputs, response.raw_output_contents)}
     shapes = {output.name: tuple(output.shape) for output in response.outputs}
     types = {output.name: output.datatype for output in response.outputs}
     count = len(sources)
@@ -242,7 +264,7 @@ def parse_response(response: Any, sources: Sequence[Any]) -> list[Result]:
         labels = _strings(raw["LABELS"], count * k)
         status = _strings(raw["STATUS"], count)
     except (KeyError, IndexError, ValueError, struct.error):
-        raise ServerError(f"model {response.model_name!r} did not answer as an image ensemble does") from None
+        raise _unreadable(f"model {response.model_name!r} did not answer as an image ensemble does") from None
     results = []
     for row, source in enumerate(sources):
         if status[row]:
@@ -275,14 +297,26 @@ def _refusal(status: str, index: Optional[int]) -> BadImageError:
 
 
 def translate(
-    code: Any, details: str, *, model: str, address: str, timeout: float, connected: bool
+    code: Any,
+    details: str,
+    *,
+    model: str,
+    address: str,
+    timeout: float,
+    connected: bool,
+    unsent_for: Optional[float] = None,
+    tls: bool = False,
 ) -> VisionClientError:
     """The typed error for a gRPC status.
 
     Args:
         code: a ``grpc.StatusCode``.
         details: the status's text.
+        timeout: the call's, in seconds.
         connected: whether the connection had been up.
+        unsent_for: for how many seconds the server had not answered a question that comes before the call; None if
+            the call itself was sent.
+        tls: whether the client encrypts.
     """
     code_is = grpc.StatusCode
     lower = details.lower()
@@ -291,46 +325,67 @@ def translate(
         return BadImageError(refusal[2], refusal[3], int(refusal[1]))
     if code in (code_is.UNAUTHENTICATED, code_is.PERMISSION_DENIED) or "protocol is restricted" in lower:
         return AuthenticationError(f"{address} refuses the call: check headers and token ({details})")
+    if code == code_is.UNIMPLEMENTED and "http2 header" in lower:
+        return _no_grpc(address, tls)
     if "unknown model" in lower or code == code_is.NOT_FOUND:
         return ModelNotFoundError(
             f"{address} serves no model {model!r}: see what it serves, or name another model ({details})"
         )
     if code == code_is.DEADLINE_EXCEEDED:
-        if connected:
-            return DeadlineExceededError(f"{address} did not answer within {timeout:g} s")
-        return ServerUnavailableError(
-            f"no connection to {address} within {timeout:g} s: check the address and the network"
-        )
+        if connected and unsent_for is None:
+            return DeadlineExceededError(
+                f"{address} did not answer before the call's {timeout:g} s were over: allow more time, or send less"
+            )
+        seconds = timeout if unsent_for is None else unsent_for
+        what = "no answer from" if connected else "no connection to"
+        return ServerUnavailableError(f"{what} {address} within {seconds:.3g} s: check the address and the network")
     if code == code_is.UNAVAILABLE:
-        return _unavailable(details, lower, model, address)
+        return _unavailable(details, lower, model, address, tls)
     if code == code_is.INTERNAL and "is not healthy" in lower:
         return ServerUnavailableError(f"model {model!r} at {address} is broken; restart that server ({details})")
     if code == code_is.RESOURCE_EXHAUSTED:
-        return RequestTooLargeError(f"{address} refuses the message: send fewer or smaller images at once ({details})")
+        if TOO_LARGE.search(lower):
+            return RequestTooLargeError(
+                f"{address} refuses the message: send fewer or smaller images at once ({details})"
+            )
+        return ServerOverloadedError(f"{address} takes no more calls: try again later, or send less ({details})")
     if code == code_is.UNIMPLEMENTED:
         return ServerError(f"{address} speaks gRPC, but is no Triton server ({details})")
-    error = ServerError(f"{address}: {details or code.name}")
-    error.suspect = code in (code_is.INTERNAL, code_is.UNKNOWN, code_is.DATA_LOSS, code_is.ABORTED)
+    if code in (code_is.UNKNOWN, code_is.INTERNAL, code_is.CANCELLED) and CONNECTION_LOST.search(lower):
+        return ServerUnavailableError(f"the connection to {address} broke off: check the network ({details})")
+    suspect = code in (code_is.INTERNAL, code_is.UNKNOWN, code_is.DATA_LOSS, code_is.ABORTED)
+    advice = "; that server's log may say more" if suspect else ""
+    error = ServerError(f"{address} answers: {details or code.name}{advice}")
+    error.suspect = suspect
     return error
 
 
-def _unavailable(details: str, lower: str, model: str, address: str) -> VisionClientError:
+def _no_grpc(address: str, tls: bool) -> ServerUnavailableError:
+    if tls:
+        return ServerUnavailableError(
+            f"{address} breaks off the encrypted connection: it may want the client's certificate, or another one (see "
+            "tls=), encrypt nothing itself, or not be the server's gRPC port (8001 unless it was changed)"
+        )
+    return ServerUnavailableError(
+        f"{address} accepts connections, but does not speak gRPC (or wants TLS): "
+        "use the server's gRPC port (8001 unless it was changed)"
+    )
+
+
+def _unavailable(details: str, lower: str, model: str, address: str, tls: bool) -> VisionClientError:
     if "exceeds maximum queue size" in lower or "queue size" in lower:
         return ServerOverloadedError(f"the queue of {address} is full: try again later, or send less ({details})")
     if "timeout expired" in lower or "request timeout" in lower:
         late = ServerOverloadedError(f"the request waited too long in the queue of {address} ({details})")
         late.waited = True
         return late
-    # Triton's HTTP and metrics ports close the connection at once; other HTTP servers answer in HTTP/1.
-    if "http1" in lower or "settings frame" in lower or ("failed to connect" in lower and "socket closed" in lower):
-        return ServerUnavailableError(
-            f"{address} accepts connections, but does not speak gRPC (or wants TLS): "
-            "use the server's gRPC port (8001 unless it was changed)"
-        )
     if "not ready" in lower or "no available versions" in lower:
         return ModelNotFoundError(f"model {model!r} at {address} is not ready ({details})")
-    if "ssl" in lower or "handshake" in lower or "certificate" in lower:
+    if any(word in lower for word in ("ssl", "handshake", "certificate", "verification check failed")):
         return ServerUnavailableError(f"no secure connection to {address}: check its certificate and tls= ({details})")
+    # Triton's HTTP and metrics ports close the connection at once; other HTTP servers answer in HTTP/1.
+    if "http1" in lower or "settings frame" in lower or ("failed to connect" in lower and "socket closed" in lower):
+        return _no_grpc(address, tls)
     return ServerUnavailableError(
         f"no server answers at {address}: is it running, and is the address right? ({details})"
     )

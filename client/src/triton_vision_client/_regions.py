@@ -5,29 +5,44 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from typing import Any, Optional
+from typing import Any, NamedTuple, Optional
 
 import grpc
+from tritonclient.grpc import service_pb2
 
 from triton_vision_client._balancer import Member
-from triton_vision_client._calls import NOT_REACHED, Call
+from triton_vision_client._calls import NOT_REACHED, Call, Metadata
 from triton_vision_client._shm import UNKNOWN_REGION, Region, RegionPool
 
 LOG = logging.getLogger("triton_vision_client")
 # How long a server that has refused a region is spared further ones; a token may have been missing.
 REFUSED_S = 30.0
+# What Triton answers while a request reads the region, which may be so for a moment after its answer.
+IN_USE = "in use"
+
+
+class Left(NamedTuple):
+    """A region that is gone, a server that is to be told of it, and the metadata for that."""
+
+    name: str
+    member: Member
+    metadata: Metadata
+
+    def message(self) -> Any:
+        """What tells the server."""
+        return service_pb2.SystemSharedMemoryUnregisterRequest(name=self.name)
 
 
 class Regions:
     """The shared memory of one client in one process and, with asyncio, one event loop.
 
     Attributes:
-        told: which regions each server has been told of, and not yet that they are gone. An entry is made before the
-            telling, which may arrive even if its answer does not.
+        told: which regions each server has been told of, with which metadata, and not yet that they are gone. An entry
+            is made before the telling, which may arrive even if its answer does not.
     """
 
     def __init__(self) -> None:
-        self.told: dict[Member, set[str]] = {}
+        self.told: dict[Member, dict[str, Metadata]] = {}
         # Those that a server may have been told of too late to say so: it is told twice that they are gone.
         self._doubtful: dict[Member, set[str]] = {}
         self._lock = threading.RLock()
@@ -52,17 +67,25 @@ class Regions:
             return None
         return None if member in self._pool.registered[call.region] else call.region
 
-    def tells(self, member: Member, name: str) -> None:
-        """A server is about to be told of a region."""
+    def meets(self, member: Member) -> bool:
+        """Whether a server is about to be told of a region for the first time."""
         with self._lock:
-            self.told.setdefault(member, set()).add(name)
+            first = member not in self.told
+            self.told.setdefault(member, {})
+            return first
+
+    def tells(self, member: Member, name: str, metadata: Metadata) -> None:
+        """A server is about to be told of a region; with a token, it may be, that taking it back wants, too."""
+        with self._lock:
+            self.told.setdefault(member, {})[name] = metadata
             self._doubtful.setdefault(member, set()).add(name)
 
-    def left_at(self, member: Member) -> list[str]:
+    def left_at(self, member: Member) -> list[Left]:
         """Regions that are gone, of which the server may still not know it."""
         with self._lock:
-            here = set() if self._pool is None else self._pool.names()
-            return sorted(self.told.get(member, set()) - self._doubtful.get(member, set()) - here)
+            passed_over = self._doubtful.get(member, set()) | (set() if self._pool is None else self._pool.names())
+            told = self.told.get(member, {})
+            return [Left(name, member, told[name]) for name in told if name not in passed_over]
 
     def heard(self, region: Region, member: Member, error: Optional[Any]) -> None:
         """The server has taken the region or, with an error, refused it.
@@ -82,7 +105,7 @@ class Regions:
             self._spared_until[member] = time.monotonic() + REFUSED_S
             with self._lock:
                 self._doubtful[member].discard(region.name)
-                self.told[member].discard(region.name)
+                self.told[member].pop(region.name, None)
             LOG.log(
                 logging.WARNING if first else logging.DEBUG,
                 "%s takes no shared memory from here, so images go over gRPC (%s)",
@@ -101,11 +124,11 @@ class Regions:
         return call.build(left, (call.region.name, sum(4 + len(image) for image in call.images)))
 
     def forgotten(self, error: Any, call: Call, member: Member) -> bool:
-        """Whether a try failed because the server has forgotten the regions, having been restarted; once in a call."""
+        """Whether a try failed because the server, restarted, has forgotten the regions; once for each server."""
         known = call.region is None or UNKNOWN_REGION not in (error.details() or "").lower()
-        if known or call.told_unknown:
+        if known or member in call.forgotten_by:
             return False
-        call.told_unknown = True
+        call.forgotten_by.add(member)
         self.forget(member)
         return True
 
@@ -118,8 +141,8 @@ class Regions:
             self._doubtful.pop(member, None)
             self._spared_until.pop(member, None)
 
-    def release(self, call: Call, *, answered: bool) -> list[tuple[str, Member]]:
-        """Frees the call's region; returns the names of regions that are gone, with a server to be told of each.
+    def release(self, call: Call, *, answered: bool) -> list[Left]:
+        """Frees the call's region; returns the regions that are gone, each for every server to be told of it.
 
         A region whose call has not been answered may still be read: it is never used again.
         """
@@ -130,22 +153,27 @@ class Regions:
         for one in gone:
             self._pool.drop(one)
         with self._lock:
-            return [(one.name, member) for one in gone for member, names in self.told.items() if one.name in names]
+            return [
+                Left(one.name, member, names[one.name])
+                for one in gone
+                for member, names in self.told.items()
+                if one.name in names
+            ]
 
-    def removed(self, name: str, member: Member) -> None:
+    def removed(self, left: Left) -> None:
         """A server has been told that a region is gone."""
         with self._lock:
-            doubtful = self._doubtful.get(member, set())
-            if name in doubtful:
-                doubtful.discard(name)
+            doubtful = self._doubtful.get(left.member, set())
+            if left.name in doubtful:
+                doubtful.discard(left.name)
             else:
-                self.told.get(member, set()).discard(name)
+                self.told.get(left.member, {}).pop(left.name, None)
 
-    def end(self) -> list[tuple[str, Member]]:
+    def end(self) -> list[Left]:
         """Removes all regions; returns what servers are still to be told."""
         with self._lock:
             if self._pool is not None:
                 self._pool.close()
                 self._pool = None
             told, self.told = self.told, {}
-            return [(name, member) for member, names in told.items() for name in names]
+            return [Left(name, member, metadata) for member, names in told.items() for name, metadata in names.items()]

@@ -33,6 +33,18 @@ class Result:
     error: Optional[BadImageError] = None
     degraded: bool = False
 
+    def __repr__(self) -> str:
+        # An image in full would fill a log.
+        source = self.source
+        if isinstance(source, (bytes, bytearray, memoryview)):
+            named = f"<{type(source).__name__} of {len(source)}>"
+        elif hasattr(source, "shape"):
+            named = f"<{type(source).__name__} of {source.shape}>"
+        else:
+            named = repr(source)
+        more = ", degraded=True" if self.degraded else ""
+        return f"Result({named}, predictions={self.predictions!r}, error={self.error!r}{more})"
+
 
 @dataclass(frozen=True)
 class ServerInfo:

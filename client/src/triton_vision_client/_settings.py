@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,10 +22,14 @@ MAX_TIMEOUT_S = 86_400
 URL = re.compile(r"(?:[^\s:/\[\]]+|\[[0-9a-fA-F:.]+(?:%\w+)?\]):(\d{1,5})")
 # What gRPC itself resolves (its naming document); whatever follows is its affair.
 GRPC_URL = re.compile(r"(unix|unix-abstract|ipv4|ipv6|dns|vsock):[^\s]+")
-# W3C Trace Context: version, trace id, parent id, flags; 'ff' is no version, and no id is all zeros.
-TRACEPARENT = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
+# W3C Trace Context: version, trace id, parent id, flags; 'ff' is no version, no id is all zeros, and only versions to
+# come may have more.
+IDS_FLAGS = r"(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}"
+TRACEPARENT = re.compile(rf"00-{IDS_FLAGS}|(?!00|ff)[0-9a-f]{{2}}-{IDS_FLAGS}(-[!-~]*)?")
+LOG = logging.getLogger("triton_vision_client")
 
 # Takes the image as the caller gave it and why no server has answered; gives the answer to use instead.
+SyncFallback = Callable[[Any, VisionClientError], Sequence[Prediction]]
 Fallback = Callable[[Any, VisionClientError], Union[Sequence[Prediction], Awaitable[Sequence[Prediction]]]]
 
 
@@ -38,7 +43,7 @@ class Settings:
     metadata: Metadata
     timeout: float
     retry: RetryPolicy
-    fallback: Optional[Fallback] = None
+    fallback: Optional[Callable[[Any, VisionClientError], Any]] = None
     observer: Observer = field(default=NOBODY)
     shared_memory: bool = False
 
@@ -61,8 +66,7 @@ class Settings:
             raise ValueError("at least one URL is needed, such as 'localhost:8001'")
         for one in urls:
             check_url(one)
-        if not isinstance(model, str) or not model:
-            raise ValueError(f"model is the name of an ensemble, such as 'ensemble', not {model!r}")
+        check_model(model)
         if transport not in ("grpc", "shm"):
             raise ValueError(f"transport is 'grpc' or 'shm', not {transport!r}")
         if tls is not None:
@@ -92,9 +96,11 @@ class Settings:
             return self.metadata
         merged = {**dict(self.metadata), **dict(check_headers(headers))}
         if traceparent is not None:
-            if not TRACEPARENT.fullmatch(traceparent):
-                raise ValueError(f"traceparent {traceparent!r} is not 00-TRACE-PARENT-FLAGS (W3C Trace Context)")
-            merged["traceparent"] = traceparent
+            if TRACEPARENT.fullmatch(traceparent):
+                merged["traceparent"] = traceparent
+            else:
+                # Trace Context, 3.2.2: whoever cannot read it goes on without; it comes from strangers, often.
+                LOG.debug("traceparent %r is not passed on: it is none", traceparent)
         return tuple(merged.items())
 
 
@@ -111,6 +117,13 @@ def check_url(url: str) -> None:
         raise ValueError(
             f"{url!r} is no gRPC address: give HOST:PORT with a port from 1 to 65535, such as 'localhost:8001'"
         )
+
+
+def check_model(model: str) -> str:
+    """The name itself; raises ValueError for what cannot be one."""
+    if not isinstance(model, str) or not model:
+        raise ValueError(f"model is a model's name, such as 'ensemble', not {model!r}")
+    return model
 
 
 def check_headers(headers: Optional[Mapping[str, str]]) -> Metadata:

@@ -5,25 +5,27 @@ from __future__ import annotations
 import os
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Callable, Optional
+from typing import Any, Callable, Optional, TypeVar, Union
 
 import grpc
 from numpy.typing import NDArray
 from tritonclient.grpc import service_pb2
 
-from triton_vision_client import _protocol
 from triton_vision_client._batches import Batch, check_many, pack, window
 from triton_vision_client._calls import Call
 from triton_vision_client._client import Parameters, degraded, model_infos, server_info
 from triton_vision_client._errors import BadImageError, RequestTooLargeError, VisionClientError
 from triton_vision_client._flight import Flight
 from triton_vision_client._images import ImageSource, encode
+from triton_vision_client._observe import Observer
+from triton_vision_client._options import RetryPolicy, TLSConfig
 from triton_vision_client._results import ModelInfo, Result, ServerInfo
-from triton_vision_client._settings import check_timeout
-from triton_vision_client._sync_calls import SyncCalls
+from triton_vision_client._settings import Settings, SyncFallback, check_model, check_timeout
+from triton_vision_client._sync_calls import SyncCalls, end
+
+Self = TypeVar("Self", bound="ImageClient")
 
 
 class ImageClient(SyncCalls):
@@ -49,6 +51,21 @@ class ImageClient(SyncCalls):
         ValueError: an argument cannot work.
         OSError: a certificate cannot be read.
     """
+
+    def __init__(
+        self,
+        url: Union[str, Sequence[str]] = "localhost:8001",
+        *,
+        model: str = "ensemble",
+        tls: Optional[TLSConfig] = None,
+        headers: Optional[Mapping[str, str]] = None,
+        timeout: float = 30.0,
+        retry: Optional[RetryPolicy] = None,
+        fallback: Optional[SyncFallback] = None,
+        observer: Optional[Observer] = None,
+        transport: str = "grpc",
+    ) -> None:
+        super().__init__(Settings.of(url, model, tls, headers, timeout, retry, fallback, observer, transport))
 
     def classify(
         self,
@@ -77,9 +94,9 @@ class ImageClient(SyncCalls):
             OSError: the path or file object cannot be read.
             TypeError, ValueError: this is nothing that can be an image, or an argument is wrong.
         """
-        _protocol.check_top_k(top_k)
         call = self._classification(
             [encode(image)],
+            [image],
             top_k=top_k,
             mask=False,
             model=model,
@@ -88,12 +105,12 @@ class ImageClient(SyncCalls):
             traceparent=traceparent,
         )
         try:
-            response = self._run(call)
+            results: list[Result] = self._run(call)
         except VisionClientError as error:
             if not self._degrades(error):
                 raise
-            return self._degraded([image], error)[0]
-        return _protocol.parse_response(response, [image])[0]
+            results = self._degraded([image], error)
+        return results[0]
 
     def classify_many(
         self,
@@ -104,7 +121,7 @@ class ImageClient(SyncCalls):
         timeout: Optional[float] = None,
         headers: Optional[Mapping[str, str]] = None,
         traceparent: Optional[str] = None,
-    ) -> Iterator[Result]:
+    ) -> Generator[Result, None, None]:
         """Classifies any number of images; yields one Result for each, in their order.
 
         The images are read as they are needed and travel in batches, several at once, so an endless iterable is
@@ -117,12 +134,12 @@ class ImageClient(SyncCalls):
         Raises:
             VisionClientError: a request failed as a whole; the results so far have been yielded.
         """
-        _protocol.check_top_k(top_k)
         check_many(images)
 
         def call_of(batch: Batch) -> Call:
             return self._classification(
                 batch.images,
+                batch.travelling(),
                 top_k=top_k,
                 mask=True,
                 model=model,
@@ -160,14 +177,18 @@ class ImageClient(SyncCalls):
             VisionClientError: the call failed; see the tree of errors.
             TypeError: an array's dtype, or a parameter's type, cannot be sent.
         """
-        call = self._inference(model, tensors, outputs, parameters, timeout, headers, traceparent)
-        return _protocol.parse_tensors(self._run(call))
+        tensors_out: dict[str, NDArray[Any]] = self._run(
+            self._inference(model, tensors, outputs, parameters, timeout, headers, traceparent)
+        )
+        return tensors_out
 
     def ready(self, *, model: Optional[str] = None, timeout: Optional[float] = None) -> bool:
         """Whether a server answers and has the model ready; False, not an error, if not."""
-        deadline = time.monotonic() + (self._settings.timeout if timeout is None else check_timeout(timeout))
-        request = service_pb2.ModelReadyRequest(name=model or self._settings.model)
-        self._look_up()
+        seconds = self._settings.timeout if timeout is None else check_timeout(timeout)
+        deadline = time.monotonic() + seconds
+        request = service_pb2.ModelReadyRequest(name=self._settings.model if model is None else check_model(model))
+        self._settle_in()
+        self._look_up(seconds)
         members = list(self._balancer.members)
         for number, member in enumerate(members):
             # One that is silent must not use up the others' time.
@@ -182,28 +203,29 @@ class ImageClient(SyncCalls):
 
     def server_info(self, *, timeout: Optional[float] = None) -> ServerInfo:
         """Name, version and extensions of a server; raises VisionClientError if none answers."""
-        return server_info(self._run(self._question("ServerMetadata", service_pb2.ServerMetadataRequest(), timeout)))
+        question = service_pb2.ServerMetadataRequest()
+        info: ServerInfo = self._run(self._question("ServerMetadata", question, server_info, timeout))
+        return info
 
     def models(self, *, timeout: Optional[float] = None) -> list[ModelInfo]:
         """The models of a server's repository and their states; raises VisionClientError if none answers."""
-        return model_infos(self._run(self._question("RepositoryIndex", service_pb2.RepositoryIndexRequest(), timeout)))
+        question = service_pb2.RepositoryIndexRequest()
+        infos: list[ModelInfo] = self._run(self._question("RepositoryIndex", question, model_infos, timeout))
+        return infos
 
     def close(self) -> None:
         """Closes the connections. Idempotent."""
         mine = self._process == os.getpid()
         if mine and not self._closed:
-            asked = [self._unregister(name, member) for name, member in self._regions.end()]
-            for one in asked:  # all at once: a server that hangs costs its time once
-                with suppress(grpc.RpcError):  # one that is gone has forgotten them
-                    one.result()
+            self._unregister_all()
         self._closed = True
         with self._lock:
-            connections, self._connections = self._connections, {}
+            connections = [*self._connections.values(), *self._given_up]
+            self._connections, self._given_up = {}, []
         if mine:
-            for connection in connections.values():
-                connection.channel.close()
+            end(connections)
 
-    def __enter__(self) -> ImageClient:
+    def __enter__(self: Self) -> Self:
         return self
 
     def __exit__(
@@ -216,9 +238,10 @@ class ImageClient(SyncCalls):
 
     # -- many images ---------------------------------------------------------------------------------------------
 
-    def _stream(self, images: Iterable[ImageSource], call_of: Callable[[Batch], Call]) -> Iterator[Result]:
+    def _stream(self, images: Iterable[ImageSource], call_of: Callable[[Batch], Call]) -> Generator[Result, None, None]:
         flying: deque[tuple[Batch, Optional[Flight]]] = deque()
-        self._look_up()
+        self._settle_in()
+        self._look_up(self._settings.timeout)
         most = window(len(self._balancer.members))
         try:
             failure: Optional[BaseException] = None
@@ -242,7 +265,7 @@ class ImageClient(SyncCalls):
         answers: list[Result] = []
         if flight is not None:
             try:
-                answers = _protocol.parse_response(flight.land(), batch.travelling())
+                answers = flight.land()
             except RequestTooLargeError as error:
                 answers = self._one_by_one(batch, call_of, error)
             except VisionClientError as error:
@@ -262,4 +285,5 @@ class ImageClient(SyncCalls):
 
     def _degraded(self, sources: Sequence[Any], error: VisionClientError) -> list[Result]:
         assert self._settings.fallback is not None
-        return degraded(sources, [self._settings.fallback(source, error) for source in sources])
+        answers = [self._settings.fallback(source, error) for source in sources]
+        return degraded(sources, answers, error)

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import os
 import threading
+import time
+from collections.abc import Sequence
 from concurrent import futures
 from contextlib import suppress
-from typing import Any
+from typing import Any, Optional
 
 import grpc
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from triton_vision_client import _protocol
 from triton_vision_client._balancer import Member
-from triton_vision_client._calls import NOT_REACHED, Attempts, Budget, Call
-from triton_vision_client._client import PROBE_S, UNREGISTER_S, BaseClient, is_well
+from triton_vision_client._calls import Attempts, Budget, Call
+from triton_vision_client._client import CLOSE_S, IN_USE_PAUSE_S, PROBE_S, UNREGISTER_S, BaseClient, reaches
 from triton_vision_client._flight import Flight
 from triton_vision_client._names import LOOK_UP_S
-from triton_vision_client._regions import Regions
+from triton_vision_client._regions import IN_USE, Left, Regions
 from triton_vision_client._settings import Settings
 from triton_vision_client._shm import left_over
 
@@ -49,12 +51,22 @@ class Connection:
 class SyncCalls(BaseClient):
     """Connections and waiting, for callers in threads."""
 
+    def __init__(self, settings: Settings) -> None:
+        super().__init__(settings)
+        # Connections that an exception of a signal has struck, and that calls may still be under way on.
+        self._given_up: list[Connection] = []
+
     # -- servers -------------------------------------------------------------------------------------------------
 
-    def _look_up(self, timeout: float = LOOK_UP_S) -> None:
+    def _begin(self, call: Call) -> Attempts:
+        """Starts a call's clock, and sees to the servers; the first calls wait until their names are resolved."""
+        self._settle_in()
+        attempts = self._attempts(call)
+        self._look_up(attempts.remaining())
+        return attempts
+
+    def _look_up(self, timeout: float) -> None:
         """Has the addresses resolved if it is time to, and asks the ejected servers that are due."""
-        if self._process != os.getpid():
-            self._after_fork()
         first = self._names.look_up()
         if first is not None:
             with suppress(futures.TimeoutError):
@@ -65,20 +77,20 @@ class SyncCalls(BaseClient):
             self._probe(member)
 
     def _probe(self, member: Member) -> None:
-        """Asks whether the model is ready there, without waiting for the answer."""
+        """Asks whether a server is well again, without waiting for the answer."""
 
         def told(answer: Any) -> None:
             if answer.cancelled():
                 well = False
             elif answer.exception() is not None:
-                well = is_well(answer.exception())
+                well = reaches(answer.exception())
             else:
                 well = bool(answer.result().ready)
             self._balancer.probed(member, well)
 
-        request = self._readiness()
+        method, request = self._readiness(member)
         # Waits for the connection, which gRPC makes in the meantime.
-        asked = self._connection(member).stub.ModelReady.future(
+        asked = getattr(self._connection(member).stub, method).future(
             request, timeout=PROBE_S, metadata=self._settings.metadata, wait_for_ready=True
         )
         asked.add_done_callback(told)
@@ -92,13 +104,23 @@ class SyncCalls(BaseClient):
                 connection = self._connections[member] = Connection(member, self._settings)
             return connection
 
-    def _after_fork(self) -> None:
-        """A child gets connections of its own. The parent's stay untouched: closing them here would disturb it."""
+    def _give_up(self, member: Member, connection: Optional[Connection]) -> None:
+        """Uses a connection no more for new calls. Those under way keep it."""
+        with self._lock:
+            if connection is not None and self._connections.get(member) is connection:
+                del self._connections[member]
+                self._given_up += [connection]
+
+    def _settle_in(self) -> None:
+        """A forked child gets connections of its own. The parent's stay untouched: closing them would disturb it."""
+        if self._process == os.getpid():
+            return
         self._left_behind.append(self._connections)
         self._lock, self._connections, self._process = threading.RLock(), {}, os.getpid()
         self._left_behind.append(self._regions)
         self._regions = Regions()
         self._budget = Budget(self._settings.retry.budget, self._settings.retry.reserve)
+        self._given_up = []
         self._start_over()
 
     # -- one request ---------------------------------------------------------------------------------------------
@@ -119,7 +141,7 @@ class SyncCalls(BaseClient):
             try:
                 connection.stub.ServerLive(request, timeout=limit, metadata=self._settings.metadata)
             except grpc.RpcError as error:
-                if error.code() in NOT_REACHED:
+                if not reaches(error):
                     raise
 
     def _introduce(self, call: Call, connection: Connection, attempts: Attempts, member: Member) -> None:
@@ -127,12 +149,12 @@ class SyncCalls(BaseClient):
         region = self._regions.unknown_to(call, member)
         if region is None:
             return
-        if member not in self._regions.told:
-            self._clear_after_others(connection, member)
+        if self._regions.meets(member):
+            self._clear_after_others(call, connection, member)
         for left in self._regions.left_at(member):
-            self._unregister(left, member)
+            self._unregister(left)
         send = connection.stub.SystemSharedMemoryRegister
-        self._regions.tells(member, region.name)
+        self._regions.tells(member, region.name, call.metadata)
         try:
             send(region.registration(), timeout=attempts.remaining(), metadata=call.metadata)
         except grpc.RpcError as error:
@@ -140,31 +162,65 @@ class SyncCalls(BaseClient):
         else:
             self._regions.heard(region, member, None)
 
-    def _clear_after_others(self, connection: Connection, member: Member) -> None:
-        """Tells a server of the regions that processes have left which are gone."""
-        try:
-            request = service_pb2.SystemSharedMemoryStatusRequest()
-            status = connection.stub.SystemSharedMemoryStatus(
-                request, timeout=UNREGISTER_S, metadata=self._settings.metadata
-            )
-            for name in left_over(list(status.regions)):
-                self._unregister(name, member).result()
-        except grpc.RpcError:
-            pass  # whatever it is, registering will say so
+    def _clear_after_others(self, call: Call, connection: Connection, member: Member) -> None:
+        """Tells a server, without waiting, of the regions that processes have left which are gone."""
+
+        def told(answer: Any) -> None:
+            # Whatever is wrong, registering will say so.
+            if not answer.cancelled() and answer.exception() is None and not self._closed:
+                for name in left_over(list(answer.result().regions)):
+                    self._unregister(Left(name, member, call.metadata))
+
+        asked = connection.stub.SystemSharedMemoryStatus.future(
+            service_pb2.SystemSharedMemoryStatusRequest(), timeout=UNREGISTER_S, metadata=call.metadata
+        )
+        asked.add_done_callback(told)
 
     def _free(self, call: Call, *, answered: bool) -> None:
-        for name, member in self._regions.release(call, answered=answered):
-            self._unregister(name, member)
+        for left in self._regions.release(call, answered=answered):
+            self._unregister(left)
 
-    def _unregister(self, name: str, member: Member) -> Any:
-        """Tells a server, without waiting, that a region is gone; it may refuse as long as it reads it."""
+    def _unregister(self, left: Left) -> Any:
+        """Tells a server, without waiting, that a region is gone; it refuses as long as it reads it."""
 
         def told(answer: Any) -> None:
             if not answer.cancelled() and answer.exception() is None:
-                self._regions.removed(name, member)
+                self._regions.removed(left)
 
-        request = service_pb2.SystemSharedMemoryUnregisterRequest(name=name)
-        send = self._connection(member).stub.SystemSharedMemoryUnregister.future
-        asked = send(request, timeout=UNREGISTER_S, metadata=self._settings.metadata)
+        send = self._connection(left.member).stub.SystemSharedMemoryUnregister.future
+        asked = send(left.message(), timeout=UNREGISTER_S, metadata=left.metadata)
         asked.add_done_callback(told)
         return asked
+
+    def _unregister_all(self) -> None:
+        """At the end: waits until the servers know, and asks those again that are still reading."""
+        lefts, until = self._regions.end(), time.monotonic() + UNREGISTER_S
+        while lefts:
+            asked = [(left, self._unregister(left)) for left in lefts]  # all at once: who hangs costs his time once
+            refused = []
+            for left, one in asked:
+                try:
+                    one.result()
+                except grpc.RpcError as error:  # one that is gone has forgotten them
+                    if IN_USE in (error.details() or "").lower():
+                        refused.append(left)
+            lefts = refused if time.monotonic() < until else []
+            if lefts:
+                time.sleep(IN_USE_PAUSE_S)
+
+
+def end(connections: Sequence[Connection]) -> None:
+    """Closes connections; for those that gRPC cannot end, waits no longer than CLOSE_S."""
+
+    def close() -> None:
+        for connection in connections:
+            connection.channel.close()
+
+    if not connections:
+        return
+    thread = threading.Thread(target=close, name="close", daemon=True)
+    try:
+        thread.start()
+    except RuntimeError:  # the interpreter ends, and with it the connections
+        return
+    thread.join(CLOSE_S)

@@ -125,8 +125,9 @@ def attempts(servers: int, *, reserve: float = 20.0, **policy: float) -> Attempt
 
 
 def fail(course: Attempts, error: VisionClientError) -> float | None:
-    course.settle(course.next(), error)
-    return course.pause_after(error)
+    member = course.next()
+    course.settle(member, error)
+    return course.pause_after(member, error)
 
 
 def waited() -> ServerOverloadedError:
@@ -216,8 +217,7 @@ def test_one_attempt_is_one() -> None:
 def test_no_pause_outlasts_the_timeout() -> None:
     retry = RetryPolicy(initial=50.0, maximum=50.0)
     course = Attempts(balancer(1), Budget(1.0, 9.0), retry, 0.001)
-    course.settle(course.next(), LOST)
-    pause = course.pause_after(LOST)
+    pause = fail(course, LOST)
     assert pause is None or pause < 0.001
 
 

@@ -1,0 +1,207 @@
+"""Calls and clients that end in unusual ways, against servers scripted in process."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import threading
+import time
+from typing import Any
+
+import pytest
+from triton_vision_client import AsyncImageClient, BadImageError, ImageClient, Observer, Result
+
+from tests.unit.client.test_awkward import Start, start, wait_until
+from tests.unit.client.test_transport import answer
+
+__all__ = ["start"]
+
+
+class Heard(Observer):
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, float]] = []
+
+    def call(self, outcome: str, seconds: float) -> None:
+        self.calls.append((outcome, seconds))
+
+
+def forked(work: Any) -> int:
+    """Does something in a forked child; returns its exit status, at the latest after 20 s."""
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            signal.alarm(20)
+            work()
+            status = 0
+        finally:
+            os._exit(status)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def test_a_stream_is_not_gone_on_with_in_a_forked_child(start: Start) -> None:
+    url, _ = start(answer)
+    with ImageClient(url) as client:
+        stream = client.classify_many(b"x" * size for size in range(1, 200))
+        next(stream)
+
+        def child() -> None:
+            with pytest.raises(RuntimeError, match="fork"):
+                list(stream)
+            assert client.classify(b"xx").predictions[0].class_id == 2
+
+        assert forked(child) == 0
+        assert len(list(stream)) == 198  # the parent's goes on
+
+
+def test_an_asyncio_client_left_open_says_that_it_does_not_survive_a_fork(start: Start) -> None:
+    url, _ = start(answer)
+    program = f"""
+import asyncio, os
+from triton_vision_client import AsyncImageClient, ImageClient
+
+async def call(client, close):
+    await client.classify(b"x")
+    if close:
+        await client.close()
+
+async def again():
+    async with AsyncImageClient({url!r}) as client:
+        await client.classify(b"x")
+
+def child(close):
+    process = os.fork()
+    if process:
+        return os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
+    try:
+        asyncio.run(again())
+    except RuntimeError as error:
+        os._exit(7 if "fork" in str(error) else 1)
+    os._exit(0)
+
+first, second = AsyncImageClient({url!r}), AsyncImageClient({url!r})
+asyncio.run(call(first, close=False))
+asyncio.run(call(first, close=True))  # in another loop, and it ends what the first one has left
+assert child(True) == 0
+asyncio.run(call(second, close=False))
+assert child(False) == 7
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+
+
+def test_an_asyncio_client_is_closed_in_another_loop_than_it_was_used_in(start: Start) -> None:
+    url, servicer = start(answer)
+    client = AsyncImageClient(url)
+    asyncio.run(client.classify(b"x"))
+    asyncio.run(client.close())
+    with pytest.raises(ValueError, match="closed"):
+        asyncio.run(client.classify(b"x"))
+    assert len(servicer.requests) == 1
+    assert not client._connections
+
+
+def test_what_strikes_while_a_call_is_sent_spoils_no_later_one(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    url, _ = start(answer)
+    client = ImageClient(url)
+    client.classify(b"x")
+    (struck,) = client._connections.values()
+    whole = struck.stub.ModelInfer.future
+
+    def interrupted(*arguments: Any, **options: Any) -> Any:
+        whole(*arguments, **options)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(struck.stub.ModelInfer, "future", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        list(client.classify_many([b"x"]))
+    assert [result.predictions[0].class_id for result in client.classify_many([b"xx"])] == [2]
+    assert struck not in client._connections.values()
+
+    # gRPC can wait without end for a call that it has lost.
+    stuck = threading.Event()
+    monkeypatch.setattr(struck.channel, "close", stuck.wait)
+    monkeypatch.setattr("triton_vision_client._sync_calls.CLOSE_S", 0.1)
+    began = time.monotonic()
+    client.close()
+    assert time.monotonic() - began < 1
+    stuck.set()
+
+
+def test_the_observer_hears_of_what_was_cancelled(start: Start) -> None:
+    release = threading.Event()
+
+    def late(request: Any, context: Any) -> Any:
+        release.wait(10)
+        return answer(request, context)
+
+    url, _ = start(late)
+    heard = Heard()
+
+    async def impatient() -> None:
+        async with AsyncImageClient(url, observer=heard) as client:
+            with pytest.raises(asyncio.TimeoutError):
+                await asyncio.wait_for(client.classify(b"x"), 0.2)
+
+    asyncio.run(impatient())
+    assert [outcome for outcome, _ in heard.calls] == ["cancelled"]
+    with ImageClient(url, observer=heard) as client:
+        release.set()
+        stream = client.classify_many([b"x"] * 40)
+        next(stream)
+        stream.close()
+    assert [outcome for outcome, _ in heard.calls] == ["cancelled", "ok", "cancelled", "cancelled"]
+
+
+def test_the_time_of_a_call_is_the_server_s_and_not_its_reader_s(start: Start) -> None:
+    url, servicer = start(answer)
+    heard = Heard()
+    with ImageClient(url, observer=heard) as client:
+        stream = client.classify_many([b"x"] * 64)
+        next(stream)
+        wait_until(lambda: len(servicer.requests) == 4)
+        time.sleep(0.5)  # a slow reader
+        list(stream)
+    assert max(seconds for _, seconds in heard.calls) < 0.4
+
+
+def test_the_observer_hears_what_the_caller_gets(start: Start) -> None:
+    def cut(request: Any, context: Any) -> Any:
+        response = answer(request, context)
+        response.raw_output_contents.pop()
+        return response
+
+    url, _ = start(cut)
+    heard = Heard()
+    with ImageClient(url, observer=heard) as client, pytest.raises(Exception, match="image ensemble"):
+        client.classify(b"x")
+    assert [outcome for outcome, _ in heard.calls] == ["ServerError"]
+
+
+@pytest.mark.parametrize("spoil", [copy.copy, copy.deepcopy, pickle.dumps])
+@pytest.mark.parametrize("kind", [ImageClient, AsyncImageClient])
+def test_a_client_is_neither_copied_nor_pickled(kind: Any, spoil: Any) -> None:
+    with pytest.raises(TypeError, match="client cannot be"):
+        spoil(kind())
+
+
+def test_results_are_compared_pickled_and_printed() -> None:
+    refused = Result(b"x" * 10_000_000, error=BadImageError("truncated", "the file ends early", 3))
+    assert pickle.loads(pickle.dumps(refused)) == refused
+    assert hash(pickle.loads(pickle.dumps(refused))) == hash(refused)
+    assert refused != Result(b"", error=BadImageError("corrupt", "the file ends early", 3))
+    assert len(repr(refused)) < 300
+    assert "cat.jpg" in repr(Result("cat.jpg"))
+
+
+def test_a_device_is_no_image() -> None:
+    with ImageClient() as client:
+        with pytest.raises(OSError, match="read it and pass the bytes"):
+            client.classify("/dev/zero")
+        (result,) = client.classify_many(["/dev/zero"])
+        assert result.error is not None
+        assert result.error.reason == "unreadable"
