@@ -109,7 +109,7 @@ def test_many_read_an_endless_iterable_only_as_far_as_needed(client: ImageClient
     results = client.classify_many(endless(), top_k=1)
     assert len(list(itertools.islice(results, 50))) == 50
     assert next(read) < 300
-    results.close()  # type: ignore[attr-defined]  # a generator
+    results.close()
 
 
 def test_nothing_but_unreadable_sources(client: ImageClient) -> None:

@@ -193,7 +193,7 @@ class AsyncImageClient(AsyncCalls):
         return infos
 
     async def close(self) -> None:
-        """Closes the connections. Idempotent."""
+        """Closes the connections; calls under way end with a ValueError. Idempotent."""
         if self._closed:
             return
         mine = self._process == os.getpid() and (
@@ -201,8 +201,11 @@ class AsyncImageClient(AsyncCalls):
         )
         if mine and self._loop is not None:
             await self._settle_in()  # what an event loop has left that is gone is ended in this one
-            await self._unregister_all()
+            for left in self._stale:
+                self._connection(left.member)
         self._closed = True
+        if mine and self._loop is not None:
+            await self._unregister_all()
         connections, self._connections = self._connections, {}
         if mine:
             for connection in connections.values():

@@ -16,7 +16,7 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 from triton_vision_client import _protocol
 from triton_vision_client._balancer import Member
 from triton_vision_client._calls import ANSWERS, Attempts, Budget, Call
-from triton_vision_client._client import IN_USE_PAUSE_S, PROBE_S, UNREGISTER_S, BaseClient, reaches
+from triton_vision_client._client import IN_USE_PAUSE_S, LAST_CALLS_S, PROBE_S, UNREGISTER_S, BaseClient, reaches
 from triton_vision_client._errors import ServerError
 from triton_vision_client._names import LOOK_UP_S
 from triton_vision_client._regions import IN_USE, Left, Regions
@@ -28,7 +28,7 @@ class Connection:
     """One server's channel, made in the event loop that uses it."""
 
     def __init__(self, member: Member, settings: Settings) -> None:
-        options = _protocol.channel_options(member.address, member.authority)
+        options = _protocol.channel_options(member.address, member.authority, settings.timeout)
         credentials = settings.credentials()
         self.channel = (
             grpc.aio.insecure_channel(member.address, options=options)
@@ -97,6 +97,8 @@ class AsyncCalls(BaseClient):
 
     async def _look_up(self, timeout: float) -> None:
         """Has the addresses resolved if it is time to, and asks the ejected servers that are due."""
+        if self._balancer.any_ejected():
+            self._names.suspect()
         first = self._names.look_up()
         if first is not None:
             ended = asyncio.wrap_future(first)
@@ -126,10 +128,9 @@ class AsyncCalls(BaseClient):
             self._balancer.probed(member, well)
 
     def _connection(self, member: Member) -> Connection:
-        if self._closed:
-            raise ValueError("the client is closed")
         connection: Optional[Connection] = self._connections.get(member)
         if connection is None:
+            self._refuse_if_closed()
             connection = self._connections[member] = Connection(member, self._settings)
         return connection
 
@@ -147,6 +148,7 @@ class AsyncCalls(BaseClient):
                 sent = False
                 error: Any
                 try:
+                    self._refuse_if_closed()
                     connection = self._connection(member)
                     await self._check(connection, attempts, member)
                     await self._introduce(call, connection, attempts, member)
@@ -171,6 +173,9 @@ class AsyncCalls(BaseClient):
                     self._succeeded(call, attempts, member)
                     return result
                 assert connection is not None
+                if self._closed:
+                    self._balancer.ended(member)
+                    raise ValueError("the client is closed") from error
                 if isinstance(error, grpc.RpcError):
                     if self._regions.forgotten(error, call, member):
                         self._balancer.answered(member)
@@ -223,6 +228,9 @@ class AsyncCalls(BaseClient):
 
     async def _unregister_all(self) -> None:
         """As in the synchronous twin."""
+        until = time.monotonic() + LAST_CALLS_S
+        while self._regions.told and self._balancer.busy() and time.monotonic() < until:
+            await asyncio.sleep(IN_USE_PAUSE_S)
         lefts, until = [*self._stale, *self._regions.end()], time.monotonic() + UNREGISTER_S
         self._stale = []
         while lefts:

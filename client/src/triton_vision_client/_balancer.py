@@ -147,6 +147,14 @@ class Balancer:
         with self._lock:
             member.outstanding -= 1
 
+    def busy(self) -> bool:
+        """Whether calls are under way."""
+        return any(member.outstanding for member in self.members)
+
+    def any_ejected(self) -> bool:
+        """Whether a member is left alone at present."""
+        return any(member.ejected_until for member in self.members)
+
     def due(self) -> list[Member]:
         """The ejected members to be asked whether they are well again; each counts as being asked until ``probed``."""
         with self._lock:

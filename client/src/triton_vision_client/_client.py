@@ -31,6 +31,8 @@ PROBE_S = 2.0
 # How long a server may take to be told that a region is gone; and when one is asked again that still reads it.
 UNREGISTER_S = 2.0
 IN_USE_PAUSE_S = 0.05
+# How long the end of a client with shared memory waits for its calls under way, whose regions the servers are reading.
+LAST_CALLS_S = 2.0
 # gRPC may wait without end for calls that a signal's exception has struck.
 CLOSE_S = 2.0
 
@@ -134,10 +136,13 @@ class BaseClient:
         headers: Optional[Mapping[str, str]],
         traceparent: Optional[str],
     ) -> Call:
-        if self._closed:
-            raise ValueError("the client is closed")
+        self._refuse_if_closed()
         seconds = self._settings.timeout if timeout is None else check_timeout(timeout)
         return Call(method, build, read, model, seconds, self._settings.with_headers(headers, traceparent))
+
+    def _refuse_if_closed(self) -> None:
+        if self._closed:
+            raise ValueError("the client is closed")
 
     # -- the course of a call ------------------------------------------------------------------------------------
 
@@ -215,6 +220,8 @@ class BaseClient:
         with self._lock:
             self._found[url] = members_of(url, answers)
             members = {member.address: member for row in self._found.values() for member in row}
+            if members.keys() != {member.address for member in self._balancer.members}:
+                self._names.suspect()  # where one has gone, another may be on its way
             self._gone += self._balancer.replace(list(members.values()))
 
     def _retired(self) -> list[Any]:

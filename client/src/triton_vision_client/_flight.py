@@ -9,10 +9,13 @@ from typing import TYPE_CHECKING, Any, Optional
 import grpc
 
 from triton_vision_client._calls import ANSWERS, Call
-from triton_vision_client._errors import ServerError
+from triton_vision_client._errors import DeadlineExceededError, ServerError
 
 if TYPE_CHECKING:
     from triton_vision_client._sync_calls import SyncCalls
+
+# How much later than its deadline a call may end before it is given up for lost.
+GRACE_S = 1.0
 
 
 class Flight:
@@ -37,6 +40,7 @@ class Flight:
         self._sent = False
         self._member = attempts.next()
         try:
+            client._refuse_if_closed()
             self._connection = client._connection(self._member)
             client._check(self._connection, attempts, self._member)
             client._introduce(call, self._connection, attempts, self._member)
@@ -79,10 +83,14 @@ class Flight:
             try:
                 if self._failure is not None:
                     raise self._failure
-                response = self._answer if self._waits else self._answer.result()
+                response = self._answer if self._waits else self._answer.result(self._attempts.remaining() + GRACE_S)
                 result = call.read(response)
             except (grpc.RpcError, ServerError) as failure:
                 error = failure
+            except grpc.FutureTimeoutError:
+                # gRPC has lost the call: an exception of a signal has struck the connection.
+                client._give_up(self._member, self._connection)
+                error = DeadlineExceededError(f"{self._member.address} did not answer within {call.timeout:g} s")
             except BaseException:
                 self.cancel()
                 raise
@@ -90,6 +98,10 @@ class Flight:
                 client._succeeded(call, self._attempts, self._member, self._ended)
                 client._free(call, answered=True)
                 return result
+            if client._closed:
+                client._balancer.ended(self._member)
+                client._free(call, answered=False)
+                raise ValueError("the client is closed") from error
             if isinstance(error, grpc.RpcError) and client._regions.forgotten(error, call, self._member):
                 client._balancer.answered(self._member)
                 self._start()
@@ -99,7 +111,7 @@ class Flight:
                 error, call, self._attempts, self._member, connected=connected, sent=self._sent
             )
             if pause is None:
-                client._free(call, answered=isinstance(error, ServerError) or error.code() in ANSWERS)
+                client._free(call, answered=_is_answer(error))
                 raise typed from error
             try:
                 time.sleep(pause)
@@ -119,3 +131,8 @@ class Flight:
         self._client._gave_up(self._call)
         self._client._balancer.ended(self._member)
         self._client._free(self._call, answered=False)
+
+
+def _is_answer(error: Any) -> bool:
+    """Whether the server is done with a call that has ended so."""
+    return isinstance(error, ServerError) or (isinstance(error, grpc.RpcError) and error.code() in ANSWERS)

@@ -48,7 +48,7 @@ class Names:
         self._first.set_running_or_notify_cancel()  # a waiter that gives up must not end it for the others
 
     def suspect(self) -> None:
-        """A server has failed: its name may stand for others by now."""
+        """A server has failed, or has gone: its name may stand for others by now, or soon."""
         self._due = min(self._due, self._began + LOOK_UP_AGAIN_S)
 
     def look_up(self) -> Optional[Future[None]]:
@@ -73,7 +73,8 @@ class Names:
                 try:
                     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
                 except (OSError, UnicodeError):
-                    continue  # nothing is said against what is known
+                    self.suspect()  # nothing is said against what is known
+                    continue
                 self._take(url, found)
         finally:
             self._ended()

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+import ssl
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Optional, Union
 
@@ -32,6 +33,8 @@ class RetryPolicy:
     reserve: float = 20.0
 
     def __post_init__(self) -> None:
+        if isinstance(self.attempts, bool) or not isinstance(self.attempts, int):
+            raise TypeError(f"attempts is an integer, not {type(self.attempts).__name__}")
         # Written so that no NaN passes.
         if not self.attempts >= 1 or not all(
             value >= 0 for value in (self.initial, self.maximum, self.budget, self.reserve)
@@ -55,15 +58,47 @@ class TLSConfig:
     ca: Optional[Union[str, Path]] = None
     certificate: Optional[Union[str, Path]] = None
     key: Optional[Union[str, Path]] = None
+    _held: dict[Union[str, Path], bytes] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if (self.certificate is None) != (self.key is None):
             raise ValueError("mutual TLS needs certificate and key, both")
 
+    def check(self) -> None:
+        """Sees whether the files can be used.
+
+        Raises:
+            OSError: one cannot be read.
+            ValueError: the authority's holds no certificate, or the client's own two do not belong together.
+        """
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        self.read()
+        if self.ca is not None:
+            try:
+                context.load_verify_locations(self.ca)
+            except ssl.SSLError as error:
+                raise ValueError(f"TLSConfig: {self.ca} holds no certificate in PEM ({error.reason})") from None
+        if self.certificate is not None and self.key is not None:
+            try:
+                # Without the password it would ask on the terminal.
+                context.load_cert_chain(self.certificate, self.key, password=lambda: b"")
+            except ssl.SSLError as error:
+                raise ValueError(
+                    f"TLSConfig: {self.certificate} and {self.key} are no certificate and its key, unencrypted, in "
+                    f"PEM ({error.reason})"
+                ) from None
+
     def read(self) -> tuple[Optional[bytes], Optional[bytes], Optional[bytes]]:
-        """The contents: authority, key, certificate."""
+        """The contents: authority, key, certificate. Of a file that has gone since, what it has held."""
 
         def content(path: Optional[Union[str, Path]]) -> Optional[bytes]:
-            return Path(path).read_bytes() if path is not None else None
+            if path is None:
+                return None
+            try:
+                self._held[path] = Path(path).read_bytes()
+            except OSError:
+                if path not in self._held:
+                    raise
+            return self._held[path]
 
         return content(self.ca), content(self.key), content(self.certificate)

@@ -47,24 +47,35 @@ CONNECTION_LOST = re.compile(r"stream removed|rst_stream|failed parsing http|con
 REFUSAL = re.compile(r"image (\d+): ([a-z_]+): (.*)", re.DOTALL)
 
 
-# A connection that has fallen silent is noticed within KEEPALIVE_S + ANSWER_S, while a call waits for its answer.
+# A connection on which nothing has come for so long is asked whether it is alive, while a call waits for its answer.
 # Triton's defaults take that: gRPC sends two pings at most without data of its own in between, and a server closes a
 # connection only at the third that comes too soon.
-KEEPALIVE_S, ANSWER_S = 5, 5
+KEEPALIVE_S = 5
+# How long the answer may take, as a share of the client's timeout: on a slow line it waits behind an image; but what is
+# left of the timeout shall do for another server.
+ANSWER_SHARE, SHORTEST_ANSWER_S = 0.5, 5.0
 # How soon a server that is back is found, in milliseconds; gRPC's own default waits up to two minutes.
 FIRST_RECONNECT_MS, LAST_RECONNECT_MS, CONNECT_MS = 100, 1000, 3000
 
 
-def channel_options(url: str, authority: Optional[str] = None) -> list[tuple[str, Union[int, str]]]:
-    """gRPC's options for a connection to ``url``, whose certificate holds the name ``authority``."""
+def channel_options(
+    url: str, authority: Optional[str] = None, timeout: float = 30.0
+) -> list[tuple[str, Union[int, str]]]:
+    """gRPC's options for a connection to ``url``.
+
+    Args:
+        authority: the name that its certificate must hold, if not that of the address.
+        timeout: the client's, in seconds.
+    """
+    answer_ms = int(1000 * max(SHORTEST_ANSWER_S, ANSWER_SHARE * timeout))
     # No limit of our own: protobuf's (2 GiB) and the server's hold.
     options: list[tuple[str, Union[int, str]]] = [
         ("grpc.max_send_message_length", -1),
         ("grpc.max_receive_message_length", -1),
         ("grpc.keepalive_time_ms", KEEPALIVE_S * 1000),
-        ("grpc.keepalive_timeout_ms", ANSWER_S * 1000),
+        ("grpc.keepalive_timeout_ms", answer_ms),
         # gRPC also pings to measure bandwidth, and while one such ping is unanswered, none of the others is sent.
-        ("grpc.http2.ping_timeout_ms", ANSWER_S * 1000),
+        ("grpc.http2.ping_timeout_ms", answer_ms),
         ("grpc.http2.max_pings_without_data", 2),
         ("grpc.initial_reconnect_backoff_ms", FIRST_RECONNECT_MS),
         ("grpc.max_reconnect_backoff_ms", LAST_RECONNECT_MS),
@@ -325,6 +336,8 @@ def translate(
         return BadImageError(refusal[2], refusal[3], int(refusal[1]))
     if code in (code_is.UNAUTHENTICATED, code_is.PERMISSION_DENIED) or "protocol is restricted" in lower:
         return AuthenticationError(f"{address} refuses the call: check headers and token ({details})")
+    if "http2 header with status: 413" in lower or "http2 header with status: 431" in lower:
+        return RequestTooLargeError(f"a proxy at {address} refuses the message: send smaller images ({details})")
     if code == code_is.UNIMPLEMENTED and "http2 header" in lower:
         return _no_grpc(address, tls)
     if "unknown model" in lower or code == code_is.NOT_FOUND:
@@ -333,8 +346,10 @@ def translate(
         )
     if code == code_is.DEADLINE_EXCEEDED:
         if connected and unsent_for is None:
+            # A proxy may have a limit of its own, and say so.
+            own = f" ({details})" if details and lower != "deadline exceeded" else ""
             return DeadlineExceededError(
-                f"{address} did not answer before the call's {timeout:g} s were over: allow more time, or send less"
+                f"{address} did not answer before the call's {timeout:g} s were over: allow more, or send less{own}"
             )
         seconds = timeout if unsent_for is None else unsent_for
         what = "no answer from" if connected else "no connection to"
@@ -353,7 +368,8 @@ def translate(
         return ServerError(f"{address} speaks gRPC, but is no Triton server ({details})")
     if code in (code_is.UNKNOWN, code_is.INTERNAL, code_is.CANCELLED) and CONNECTION_LOST.search(lower):
         return ServerUnavailableError(f"the connection to {address} broke off: check the network ({details})")
-    suspect = code in (code_is.INTERNAL, code_is.UNKNOWN, code_is.DATA_LOSS, code_is.ABORTED)
+    # Who else than the server, or a proxy, has cancelled it?
+    suspect = code in (code_is.INTERNAL, code_is.UNKNOWN, code_is.DATA_LOSS, code_is.ABORTED, code_is.CANCELLED)
     advice = "; that server's log may say more" if suspect else ""
     error = ServerError(f"{address} answers: {details or code.name}{advice}")
     error.suspect = suspect

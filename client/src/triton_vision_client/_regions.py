@@ -60,12 +60,15 @@ class Regions:
         except OSError as error:
             LOG.warning("shared memory is not used for this call: /dev/shm has no room for it (%s)", error.strerror)
             call.images = ()
+        except ValueError:  # a region that is no more
+            raise ValueError("the client is closed") from None
 
     def unknown_to(self, call: Call, member: Member) -> Optional[Region]:
         """The call's region if the server is still to be told of it."""
-        if call.region is None or self._pool is None or self.spares(member):
+        pool, region = self._pool, call.region
+        if region is None or pool is None or self.spares(member):
             return None
-        return None if member in self._pool.registered[call.region] else call.region
+        return None if member in pool.registered.get(region, ()) else region
 
     def meets(self, member: Member) -> bool:
         """Whether a server is about to be told of a region for the first time."""
@@ -93,7 +96,8 @@ class Regions:
         Raises:
             grpc.RpcError: the error itself, if it says that the server was not reached.
         """
-        assert self._pool is not None
+        if self._pool is None or region not in self._pool.registered:
+            return  # the client has been closed meanwhile
         if error is None or error.code() == grpc.StatusCode.ALREADY_EXISTS:  # whose earlier answer got lost
             with self._lock:
                 self._pool.registered[region].add(member)
@@ -174,6 +178,5 @@ class Regions:
         with self._lock:
             if self._pool is not None:
                 self._pool.close()
-                self._pool = None
             told, self.told = self.told, {}
             return [Left(name, member, metadata) for member, names in told.items() for name, metadata in names.items()]

@@ -61,6 +61,8 @@ class Settings:
         transport: str = "grpc",
     ) -> Settings:
         """Checks what a caller gave; raises ValueError for what cannot work, OSError for an unreadable certificate."""
+        if not isinstance(url, (str, Sequence)) or isinstance(url, (bytes, bytearray)):
+            raise TypeError(f"url is an address, such as 'localhost:8001', or several, not {type(url).__name__}")
         urls = (url,) if isinstance(url, str) else tuple(url)
         if not urls or not all(urls):
             raise ValueError("at least one URL is needed, such as 'localhost:8001'")
@@ -69,8 +71,17 @@ class Settings:
         check_model(model)
         if transport not in ("grpc", "shm"):
             raise ValueError(f"transport is 'grpc' or 'shm', not {transport!r}")
+        for name, value, kind in (
+            ("tls", tls, TLSConfig),
+            ("retry", retry, RetryPolicy),
+            ("observer", observer, Observer),
+        ):
+            if value is not None and not isinstance(value, kind):
+                raise TypeError(f"{name} is a {kind.__name__}, not {type(value).__name__}")
+        if fallback is not None and not callable(fallback):
+            raise TypeError(f"fallback is a function of an image and an error, not {type(fallback).__name__}")
         if tls is not None:
-            tls.read()
+            tls.check()
         return cls(
             tuple(dict.fromkeys(urls)),
             model,
@@ -84,7 +95,7 @@ class Settings:
         )
 
     def credentials(self) -> Any:
-        """gRPC's channel credentials, None for a connection in the clear."""
+        """gRPC's channel credentials, None for a connection in the clear. Certificates that were renewed are read."""
         if self.tls is None:
             return None
         ca, key, certificate = self.tls.read()
@@ -152,5 +163,5 @@ def check_timeout(timeout: float) -> float:
     if isinstance(timeout, bool) or not isinstance(timeout, (int, float)):
         raise TypeError(f"timeout is a number of seconds, not {type(timeout).__name__}")
     if not 0 < timeout <= MAX_TIMEOUT_S:
-        raise ValueError(f"timeout must be above 0 and at most {MAX_TIMEOUT_S} s, a day, not {timeout:g}")
+        raise ValueError(f"timeout must be above 0 and at most {MAX_TIMEOUT_S} s, a day, not {timeout!r:.20}")
     return float(timeout)

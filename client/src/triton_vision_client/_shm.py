@@ -82,12 +82,13 @@ class RegionPool:
         self._free: list[Region] = []
         self._all: set[Region] = set()
         self.registered: dict[Region, set[Any]] = {}
+        self._closed = False
         sweep()
         self._end = weakref.finalize(self, _remove_all, self._all, os.getpid())
         # A child of multiprocessing's ends without Python's own finalizers, but with those of that module.
         processes = sys.modules.get("multiprocessing.util")
         if processes is not None:
-            processes.Finalize(None, self._end, exitpriority=0)
+            processes.Finalize(self, _remove_all, args=(self._all, os.getpid()), exitpriority=0)
 
     def take(self, images: Sequence[bytes]) -> Region:
         """A region that holds the images.
@@ -105,6 +106,9 @@ class RegionPool:
             size = max(SMALLEST, 1 << (needed - 1).bit_length())
             region = Region(f"{PREFIX}.{_process(os.getpid())}.{next(_numbers)}", size)
             with self._lock:
+                if self._closed:
+                    region.remove()
+                    raise ValueError("the client is closed")
                 self._all.add(region)
                 self.registered[region] = set()
         region.write(images)
@@ -139,7 +143,9 @@ class RegionPool:
 
     def close(self) -> None:
         """Removes everything. Idempotent."""
-        self._end()
+        with self._lock:
+            self._closed = True
+            self._end()
 
 
 def _remove_all(regions: set[Region], process: int) -> None:

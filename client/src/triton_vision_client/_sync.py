@@ -214,11 +214,12 @@ class ImageClient(SyncCalls):
         return infos
 
     def close(self) -> None:
-        """Closes the connections. Idempotent."""
+        """Closes the connections; calls under way end with a ValueError. Idempotent."""
         mine = self._process == os.getpid()
-        if mine and not self._closed:
+        with self._lock:
+            already, self._closed = self._closed, True
+        if mine and not already:
             self._unregister_all()
-        self._closed = True
         with self._lock:
             connections = [*self._connections.values(), *self._given_up]
             self._connections, self._given_up = {}, []

@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 from concurrent import futures
 from contextlib import suppress
-from typing import Any, Optional
+from typing import Any
 
 import grpc
 from tritonclient.grpc import service_pb2, service_pb2_grpc
@@ -16,7 +16,15 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 from triton_vision_client import _protocol
 from triton_vision_client._balancer import Member
 from triton_vision_client._calls import Attempts, Budget, Call
-from triton_vision_client._client import CLOSE_S, IN_USE_PAUSE_S, PROBE_S, UNREGISTER_S, BaseClient, reaches
+from triton_vision_client._client import (
+    CLOSE_S,
+    IN_USE_PAUSE_S,
+    LAST_CALLS_S,
+    PROBE_S,
+    UNREGISTER_S,
+    BaseClient,
+    reaches,
+)
 from triton_vision_client._flight import Flight
 from triton_vision_client._names import LOOK_UP_S
 from triton_vision_client._regions import IN_USE, Left, Regions
@@ -28,7 +36,7 @@ class Connection:
     """One server's channel."""
 
     def __init__(self, member: Member, settings: Settings) -> None:
-        options = _protocol.channel_options(member.address, member.authority)
+        options = _protocol.channel_options(member.address, member.authority, settings.timeout)
         credentials = settings.credentials()
         self.channel = (
             grpc.insecure_channel(member.address, options=options)
@@ -67,6 +75,8 @@ class SyncCalls(BaseClient):
 
     def _look_up(self, timeout: float) -> None:
         """Has the addresses resolved if it is time to, and asks the ejected servers that are due."""
+        if self._balancer.any_ejected():
+            self._names.suspect()
         first = self._names.look_up()
         if first is not None:
             with suppress(futures.TimeoutError):
@@ -97,19 +107,19 @@ class SyncCalls(BaseClient):
 
     def _connection(self, member: Member) -> Connection:
         with self._lock:
-            if self._closed:
-                raise ValueError("the client is closed")
             connection = self._connections.get(member)
             if connection is None:
+                self._refuse_if_closed()
                 connection = self._connections[member] = Connection(member, self._settings)
             return connection
 
-    def _give_up(self, member: Member, connection: Optional[Connection]) -> None:
+    def _give_up(self, member: Member, connection: Any) -> None:
         """Uses a connection no more for new calls. Those under way keep it."""
         with self._lock:
-            if connection is not None and self._connections.get(member) is connection:
+            known = self._connections.get(member)
+            if known is not None and known is connection:
                 del self._connections[member]
-                self._given_up += [connection]
+                self._given_up.append(known)
 
     def _settle_in(self) -> None:
         """A forked child gets connections of its own. The parent's stay untouched: closing them would disturb it."""
@@ -178,7 +188,8 @@ class SyncCalls(BaseClient):
 
     def _free(self, call: Call, *, answered: bool) -> None:
         for left in self._regions.release(call, answered=answered):
-            self._unregister(left)
+            with suppress(ValueError):  # the client has been closed meanwhile, and that has told the server
+                self._unregister(left)
 
     def _unregister(self, left: Left) -> Any:
         """Tells a server, without waiting, that a region is gone; it refuses as long as it reads it."""
@@ -194,9 +205,13 @@ class SyncCalls(BaseClient):
 
     def _unregister_all(self) -> None:
         """At the end: waits until the servers know, and asks those again that are still reading."""
+        until = time.monotonic() + LAST_CALLS_S
+        while self._regions.told and self._balancer.busy() and time.monotonic() < until:
+            time.sleep(IN_USE_PAUSE_S)
         lefts, until = self._regions.end(), time.monotonic() + UNREGISTER_S
         while lefts:
-            asked = [(left, self._unregister(left)) for left in lefts]  # all at once: who hangs costs his time once
+            # All at once: a server that hangs costs its time once.
+            asked = [(left, self._unregister(left)) for left in lefts if left.member in self._connections]
             refused = []
             for left, one in asked:
                 try:
