@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from tritonclient.grpc import service_pb2
 
 from triton_vision_client._async_calls import AsyncCalls
+from triton_vision_client._balancer import Member
 from triton_vision_client._batches import Batch, check_many, pack, window
 from triton_vision_client._calls import Call
 from triton_vision_client._client import Parameters, degraded, model_infos, server_info
@@ -165,20 +166,30 @@ class AsyncImageClient(AsyncCalls):
         seconds = self._settings.timeout if timeout is None else check_timeout(timeout)
         deadline = time.monotonic() + seconds
         request = service_pb2.ModelReadyRequest(name=self._settings.model if model is None else check_model(model))
+        self._refuse_if_closed()
         await self._settle_in()
         await self._look_up(seconds)
-        members = list(self._balancer.members)
-        for number, member in enumerate(members):
-            # One that is silent must not use up the others' time.
-            left = max(0.001, (deadline - time.monotonic()) / (len(members) - number))
+
+        async def ask(member: Member) -> bool:
+            left = max(0.001, deadline - time.monotonic())
             try:
                 stub = self._connection(member).stub
                 answer = await stub.ModelReady(request, timeout=left, metadata=self._settings.metadata)
             except grpc.RpcError:
-                continue
-            if answer is not None and answer.ready:
-                return True
-        return False
+                return False
+            return answer is not None and bool(answer.ready)
+
+        # All at once: one that is silent must not use up the others' time.
+        asked = [asyncio.ensure_future(ask(member)) for member in self._balancer.members]
+        try:
+            for one in asyncio.as_completed(asked):
+                if await one:
+                    return True
+            return False
+        finally:
+            for task in asked:
+                task.cancel()
+            await asyncio.gather(*asked, return_exceptions=True)
 
     async def server_info(self, *, timeout: Optional[float] = None) -> ServerInfo:
         """As ``ImageClient.server_info``."""

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
+import queue
 import time
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Callable, Optional, TypeVar, Union
 
-import grpc
 from numpy.typing import NDArray
 from tritonclient.grpc import service_pb2
 
@@ -17,7 +17,7 @@ from triton_vision_client._batches import Batch, check_many, pack, window
 from triton_vision_client._calls import Call
 from triton_vision_client._client import Parameters, degraded, model_infos, server_info
 from triton_vision_client._errors import BadImageError, RequestTooLargeError, VisionClientError
-from triton_vision_client._flight import Flight
+from triton_vision_client._flight import GRACE_S, Flight
 from triton_vision_client._images import ImageSource, encode
 from triton_vision_client._observe import Observer
 from triton_vision_client._options import RetryPolicy, TLSConfig
@@ -187,19 +187,24 @@ class ImageClient(SyncCalls):
         seconds = self._settings.timeout if timeout is None else check_timeout(timeout)
         deadline = time.monotonic() + seconds
         request = service_pb2.ModelReadyRequest(name=self._settings.model if model is None else check_model(model))
+        self._refuse_if_closed()
         self._settle_in()
         self._look_up(seconds)
-        members = list(self._balancer.members)
-        for number, member in enumerate(members):
-            # One that is silent must not use up the others' time.
-            left = max(0.001, (deadline - time.monotonic()) / (len(members) - number))
-            try:
-                stub = self._connection(member).stub
-                if stub.ModelReady(request, timeout=left, metadata=self._settings.metadata).ready:
-                    return True
-            except grpc.RpcError:
-                continue
-        return False
+        # All at once: one that is silent must not use up the others' time.
+        answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        asked = []
+        for member in list(self._balancer.members):
+            left = max(0.001, deadline - time.monotonic())
+            send = self._connection(member).stub.ModelReady.future
+            asked.append(send(request, timeout=left, metadata=self._settings.metadata))
+            asked[-1].add_done_callback(answers.put)
+        try:
+            return any(_says_yes(answers.get(timeout=seconds + GRACE_S)) for _ in asked)
+        except queue.Empty:
+            return False
+        finally:
+            for one in asked:
+                one.cancel()
 
     def server_info(self, *, timeout: Optional[float] = None) -> ServerInfo:
         """Name, version and extensions of a server; raises VisionClientError if none answers."""
@@ -288,3 +293,7 @@ class ImageClient(SyncCalls):
         assert self._settings.fallback is not None
         answers = [self._settings.fallback(source, error) for source in sources]
         return degraded(sources, answers, error)
+
+
+def _says_yes(answer: Any) -> bool:
+    return not answer.cancelled() and answer.exception() is None and bool(answer.result().ready)

@@ -36,14 +36,22 @@ from tests.unit.client.test_transport import CODE, Script, Scripted, abort, answ
 
 
 class Ready(Scripted):
-    """It says that it is ready, too, unless it wants a token for that."""
+    """It says that it is live and ready, too, unless it wants a token for that, or has other models alone."""
 
     token = ""
+    models: set[str] | None = None
+    live: Script | None = None
 
-    def ModelReady(self, request: Any, context: Any) -> Any:  # noqa: ARG002, N802 - the protocol's
+    def ServerLive(self, request: Any, context: Any) -> Any:  # noqa: N802 - the protocol's
+        return self.live(request, context) if self.live else service_pb2.ServerLiveResponse(live=True)
+
+    def ServerReady(self, request: Any, context: Any) -> Any:  # noqa: ARG002, N802 - the protocol's
+        return service_pb2.ServerReadyResponse(ready=True)
+
+    def ModelReady(self, request: Any, context: Any) -> Any:  # noqa: N802 - the protocol's
         if self.token and dict(context.invocation_metadata()).get("token") != self.token:
             context.abort(CODE.UNAVAILABLE, "This protocol is restricted, expecting header 'token'")
-        return service_pb2.ModelReadyResponse(ready=True)
+        return service_pb2.ModelReadyResponse(ready=self.models is None or request.name in self.models)
 
 
 @pytest.fixture
@@ -291,8 +299,19 @@ def test_readiness_is_not_used_up_by_a_silent_server(start: Start) -> None:
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
         silent.listen()
-        with ImageClient([f"127.0.0.1:{silent.getsockname()[1]}", url]) as client:
-            assert client.ready(timeout=2)
+        urls = [f"127.0.0.1:{silent.getsockname()[1]}", url]
+
+        async def twin() -> bool:
+            async with AsyncImageClient(urls) as client:
+                return await client.ready(timeout=20)
+
+        began = time.monotonic()
+        with ImageClient(urls) as client:
+            assert client.ready(timeout=20)
+        assert asyncio.run(twin())
+        assert time.monotonic() - began < 5
+        with ImageClient(urls[0]) as client:
+            assert not client.ready(timeout=0.2)
 
 
 # -- many -----------------------------------------------------------------------------------------------------------

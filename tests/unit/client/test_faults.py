@@ -1,0 +1,264 @@
+"""What proxies, networks and servers in trouble do, and what the client makes of it; servers scripted in process."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from triton_vision_client import (
+    AsyncImageClient,
+    AuthenticationError,
+    ImageClient,
+    ModelNotFoundError,
+    RequestTooLargeError,
+    RetryPolicy,
+    ServerError,
+    ServerOverloadedError,
+    ServerUnavailableError,
+    TLSConfig,
+)
+from triton_vision_client._balancer import FIRST_EJECTION_S, LONGEST_EJECTION_S
+from triton_vision_client._protocol import channel_options, translate
+
+from tests.unit.client.test_awkward import Start, start, wait_until
+from tests.unit.client.test_transport import CODE, abort, answer
+
+__all__ = ["start"]
+ONCE = RetryPolicy(attempts=2, initial=0.01)
+
+
+def typed(code: Any, details: str, *, tls: bool = False) -> Exception:
+    return translate(code, details, model="m", address="host:1", timeout=30.0, connected=True, tls=tls)
+
+
+@pytest.mark.parametrize(
+    ("code", "details", "kind", "words"),
+    [
+        (CODE.RESOURCE_EXHAUSTED, "Received message larger than max (5 vs. 4)", RequestTooLargeError, "smaller"),
+        (CODE.RESOURCE_EXHAUSTED, "Concurrent RPC limit exceeded!", ServerOverloadedError, "later"),
+        (CODE.RESOURCE_EXHAUSTED, "Bandwidth exhausted or memory limit exceeded", ServerOverloadedError, "later"),
+        (CODE.UNKNOWN, "Received http2 header with status: 413", RequestTooLargeError, "proxy"),
+        (CODE.UNIMPLEMENTED, "Received http2 header with status: 404", ServerUnavailableError, "does not speak gRPC"),
+        (CODE.UNKNOWN, "Stream removed (Failed parsing HTTP/2)", ServerUnavailableError, "broke off"),
+        (CODE.INTERNAL, "Received RST_STREAM with error code 2", ServerUnavailableError, "broke off"),
+        (CODE.CANCELLED, "Received RST_STREAM with error code 8", ServerUnavailableError, "broke off"),
+        (CODE.DEADLINE_EXCEEDED, "upstream request timeout", Exception, "upstream request timeout"),
+        (CODE.INTERNAL, "the model raised", ServerError, "log may say more"),
+    ],
+)
+def test_what_each_answer_means(code: Any, details: str, kind: type[Exception], words: str) -> None:
+    error = typed(code, details)
+    assert isinstance(error, kind)
+    assert words in str(error)
+
+
+def test_tls_that_does_not_fit_is_told_from_a_wrong_port() -> None:
+    closed = "failed to connect to all addresses; last error: UNKNOWN: ipv4:127.0.0.1:1: Socket closed"
+    assert "or wants TLS" in str(typed(CODE.UNAVAILABLE, closed))
+    assert "client's certificate" in str(typed(CODE.UNAVAILABLE, closed, tls=True))
+    other = "failed to connect: Custom verification check failed with error: UNAUTHENTICATED: Hostname Verification"
+    assert "check its certificate" in str(typed(CODE.UNAVAILABLE, other, tls=True))
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "kind"),
+    [
+        (abort(CODE.UNAVAILABLE, "Exceeds maximum queue size"), None, ServerOverloadedError),
+        (
+            abort(CODE.UNAVAILABLE, "Exceeds maximum queue size"),
+            abort(CODE.UNAVAILABLE, "Request for unknown model: 'm' is not found"),
+            ServerOverloadedError,
+        ),
+        (abort(CODE.NOT_FOUND, "Request for unknown model"), None, ServerUnavailableError),
+        (abort(CODE.NOT_FOUND, "no such"), abort(CODE.NOT_FOUND, "no such"), ModelNotFoundError),
+    ],
+)
+def test_of_several_servers_failures_the_one_that_says_most(start: Start, one: Any, other: Any, kind: Any) -> None:
+    urls = [start(one)[0], start(other)[0] if other else "127.0.0.1:9"]
+    for order in (urls, urls[::-1]):
+        with ImageClient(order, retry=ONCE) as client, pytest.raises(kind) as raised:
+            client.classify(b"x")
+        assert type(raised.value) is kind
+        assert all(url in str(raised.value) for url in urls)  # nobody's failure is kept back
+
+
+def test_a_mute_server_costs_a_moment_and_no_call(start: Start) -> None:
+    url, _ = start(answer)
+    mute, servicer = start(answer)
+    held = []
+
+    def silent(request: Any, context: Any) -> Any:  # noqa: ARG001
+        held.append(context)
+        wait_until(lambda: not context.is_active(), 20)
+
+    servicer.live = silent
+
+    async def twin() -> int:
+        async with AsyncImageClient([mute, url], timeout=3) as client:
+            return sum([(await client.classify(b"x")).predictions[0].class_id for _ in range(4)])
+
+    with ImageClient([mute, url], timeout=3) as client:
+        assert [client.classify(b"x").predictions[0].class_id for _ in range(4)] == [1] * 4
+    assert asyncio.run(twin()) == 4
+    assert held
+
+
+def test_a_server_comes_back_for_a_client_of_other_models(start: Start) -> None:
+    ill = True
+
+    def sometimes(request: Any, context: Any) -> Any:
+        if ill:
+            context.abort(CODE.UNAVAILABLE, "Socket closed")
+        return answer(request, context)
+
+    url, _ = start(answer)
+    other, servicer = start(sometimes)
+    servicer.models = {"mine"}
+    with ImageClient([other, url]) as client:  # whose own model, "ensemble", nobody has
+        for _ in range(4):
+            client.classify(b"x", model="mine")
+        ill = False
+        before = len(servicer.requests)
+
+        def back() -> bool:
+            client.classify(b"x", model="mine")
+            return len(servicer.requests) > before
+
+        wait_until(back, 2 * LONGEST_EJECTION_S)
+
+
+def test_refusals_are_answers(start: Start) -> None:
+    down = True
+
+    def bad(request: Any, context: Any) -> Any:  # noqa: ARG001
+        if down:
+            context.abort(CODE.UNAVAILABLE, "Socket closed")
+        context.abort(CODE.INVALID_ARGUMENT, "image 0: corrupt: no image")
+
+    url, _ = start(bad)
+    other, _ = start(bad)
+    with ImageClient([url, other], retry=ONCE) as client:
+        with pytest.raises(ServerUnavailableError):
+            client.classify(b"x")
+        down = False
+        time.sleep(FIRST_EJECTION_S * 2)  # the pause itself is what is waited for
+        for _ in range(4):
+            with pytest.raises(Exception, match="corrupt"):
+                client.classify(b"x")
+        assert not any(member.on_trial or member.ejected_until for member in client._balancer.members)
+
+
+def test_impatient_calls_eject_nobody(start: Start) -> None:
+    def slow(request: Any, context: Any) -> Any:
+        time.sleep(0.1)  # latency that this test makes
+        return answer(request, context)
+
+    urls = [start(slow)[0], start(slow)[0]]
+    with ImageClient(urls) as client:
+        for _ in range(10):
+            with pytest.raises(Exception, match="were over"):
+                client.classify(b"x", timeout=0.03)
+        assert not client._balancer.any_ejected()
+
+
+def test_restricted_health_does_not_close_what_is_open(start: Start) -> None:
+    urls = []
+    for _ in range(2):
+        url, servicer = start(answer)
+        servicer.live = abort(CODE.UNAVAILABLE, "This protocol is restricted")
+        urls.append(url)
+    with ImageClient(urls) as client:
+        for _ in range(4):
+            client.classify(b"x")
+        with pytest.raises(AuthenticationError):
+            raise typed(CODE.UNAVAILABLE, "This protocol is restricted, expecting header 'token'")
+
+
+def test_an_answer_that_cannot_be_read_is_asked_for_elsewhere(start: Start) -> None:
+    def empty(request: Any, context: Any) -> Any:
+        response = answer(request, context)
+        response.Clear()
+        return response
+
+    urls = [start(empty)[0], start(answer)[0]]
+    with ImageClient(urls) as client:
+        assert [client.classify(b"x").predictions[0].class_id for _ in range(6)] == [1] * 6
+
+    async def twin() -> list[int]:
+        async with AsyncImageClient(urls) as client:
+            return [(await client.classify(b"x")).predictions[0].class_id for _ in range(6)]
+
+    assert asyncio.run(twin()) == [1] * 6
+
+
+def test_look_ups_are_within_the_call_s_time(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    def hangs(*_: Any, **__: Any) -> Any:
+        time.sleep(4)  # the resolver's own time
+        return []
+
+    url, _ = start(answer)
+    monkeypatch.setattr(socket, "getaddrinfo", hangs)
+    dead = "triton.test:9"
+
+    def late(seconds: float, call: Callable[[], Any]) -> bool:
+        began = time.monotonic()
+        with contextlib.suppress(Exception):  # how it fails is not what this is about
+            call()
+        return time.monotonic() - began > seconds + 0.5
+
+    with ImageClient([dead, url]) as client:
+        assert not late(0.3, lambda: client.ready(timeout=0.3))
+        assert not late(0.6, lambda: client.classify(b"x", timeout=0.6))
+    asynchronous = AsyncImageClient([dead, url])
+    assert not late(0.6, lambda: asyncio.run(asynchronous.classify(b"x", timeout=0.6)))
+    asyncio.run(asynchronous.close())
+
+
+def test_keepalive_waits_longer_where_the_caller_does() -> None:
+    def patience(timeout: float) -> Any:
+        return dict(channel_options("host:1", timeout=timeout))["grpc.http2.ping_timeout_ms"]
+
+    assert [patience(seconds) for seconds in (1.0, 30.0, 60.0)] == [5000, 15000, 30000]
+
+
+def test_certificates_are_looked_at_before_they_are_used(tmp_path: Path) -> None:
+    garbage = tmp_path / "ca.pem"
+    garbage.write_text("no certificate")
+    for tls in (TLSConfig(ca=garbage), TLSConfig(certificate=garbage, key=garbage)):
+        with pytest.raises(ValueError, match=r"TLSConfig: .*ca\.pem"):
+            ImageClient(tls=tls)
+    with pytest.raises(FileNotFoundError):
+        ImageClient(tls=TLSConfig(ca=tmp_path / "nowhere.pem"))
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"retry": 5},
+        {"observer": "x"},
+        {"fallback": 5},
+        {"tls": True},
+        {"url": 5},
+        {"url": b"x:1"},
+        {"timeout": "3"},
+        {"timeout": True},
+        {"url": [5]},
+    ],
+)
+@pytest.mark.parametrize("kind", [ImageClient, AsyncImageClient])
+def test_arguments_of_the_wrong_kind(kind: Any, arguments: dict[str, Any]) -> None:
+    with pytest.raises(TypeError, match=next(iter(arguments)) if arguments != {"url": [5]} else "address"):
+        kind(**arguments)
+
+
+def test_a_fallback_that_answers_something_else(start: Start) -> None:  # noqa: ARG001
+    with ImageClient("127.0.0.1:9", timeout=1, fallback=lambda *_: "abc") as client:  # type: ignore[arg-type]
+        with pytest.raises(TypeError, match="list of Predictions") as raised:
+            client.classify(b"x")
+        assert isinstance(raised.value.__cause__, ServerUnavailableError)
