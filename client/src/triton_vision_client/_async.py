@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import os
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
@@ -207,9 +206,7 @@ class AsyncImageClient(AsyncCalls):
         """Closes the connections; calls under way end with a ValueError. Idempotent."""
         if self._closed:
             return
-        mine = self._process == os.getpid() and (
-            self._loop is None or self._loop is asyncio.get_running_loop() or self._loop.is_closed()
-        )
+        mine = self._loop is None or self._loop is asyncio.get_running_loop() or self._loop.is_closed()
         if mine and self._loop is not None:
             await self._settle_in()  # what an event loop has left that is gone is ended in this one
             for left in self._stale:

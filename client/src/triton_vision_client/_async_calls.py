@@ -15,11 +15,11 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from triton_vision_client import _protocol
 from triton_vision_client._balancer import Member
-from triton_vision_client._calls import ANSWERS, Attempts, Budget, Call
+from triton_vision_client._calls import ANSWERS, Attempts, Call
 from triton_vision_client._client import IN_USE_PAUSE_S, LAST_CALLS_S, PROBE_S, UNREGISTER_S, BaseClient, reaches
 from triton_vision_client._errors import ServerError
 from triton_vision_client._names import LOOK_UP_S
-from triton_vision_client._regions import IN_USE, Left, Regions
+from triton_vision_client._regions import IN_USE, Left
 from triton_vision_client._settings import Settings
 from triton_vision_client._shm import left_over
 
@@ -59,34 +59,34 @@ os.register_at_fork(after_in_child=_after_fork)
 class AsyncCalls(BaseClient):
     """Connections and waiting, for callers in an event loop."""
 
-    _loop: Optional[asyncio.AbstractEventLoop] = None
+    def _start_anew(self) -> None:
+        super()._start_anew()
+        self._loop: Optional[asyncio.AbstractEventLoop] = None
+        self._tasks: set[asyncio.Future[object]] = set()
 
     # -- servers -------------------------------------------------------------------------------------------------
 
     async def _settle_in(self) -> None:
-        """Another event loop, or a forked child, gets connections of its own."""
+        """Another event loop gets connections of its own."""
         if _broken_by_fork:
             raise RuntimeError(
                 "gRPC's asyncio connections do not survive a fork: close every AsyncImageClient before it, start "
                 "processes by 'spawn', or use ImageClient, which survives it"
             )
         loop = asyncio.get_running_loop()
-        if self._loop is loop and self._process == os.getpid():
+        if self._loop is loop:
             return
-        before, regions, connections = self._loop, self._regions, self._connections
-        mine = self._process == os.getpid()
-        self._loop, self._process, self._connections, self._regions = loop, os.getpid(), {}, Regions()
-        self._tasks = set()
-        self._start_over()
-        if mine and (before is None or before.is_closed()):
-            self._stale += regions.end()
+        before, regions, connections, stale = self._loop, self._regions, self._connections, self._stale
+        left_behind, budget = self._left_behind, self._budget
+        self._start_anew()
+        self._loop, self._budget = loop, budget
+        if before is None or before.is_closed():
+            self._stale = [*stale, *regions.end()]
             for connection in connections.values():
                 await connection.channel.close()
         else:
             # Somebody may still use it: closing it here would disturb him.
-            self._left_behind += [connections, regions]
-            self._stale = []
-            self._budget = Budget(self._settings.retry.budget, self._settings.retry.reserve)
+            self._left_behind = [*left_behind, connections, regions]
 
     async def _begin(self, call: Call) -> Attempts:
         """As in the synchronous twin."""

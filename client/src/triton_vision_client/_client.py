@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import socket
 import threading
 import time
@@ -20,6 +19,7 @@ from triton_vision_client._errors import (
     ServerUnavailableError,
     VisionClientError,
 )
+from triton_vision_client._forks import watch
 from triton_vision_client._names import Names, members_of
 from triton_vision_client._regions import Left, Regions
 from triton_vision_client._results import ModelInfo, Prediction, Result, ServerInfo
@@ -44,20 +44,30 @@ class BaseClient:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._budget = Budget(self._settings.retry.budget, self._settings.retry.reserve)
         self._closed = False
-        self._lock = threading.RLock()
-        self._process = os.getpid()
-        self._connections: dict[Member, Any] = {}
-        self._left_behind: list[Any] = []
-        self._tasks: set[Any] = set()
-        self._regions = Regions()
-        # What servers are to be told of regions of event loops that are gone.
-        self._stale: list[Left] = []
         # The models that have answered, and the last of them.
         self._served: set[str] = set()
         self._last_served = ""
+        self._start_anew()
+        watch(self)
+
+    def _start_anew(self) -> None:
+        """Has nothing of its own yet: neither locks nor connections nor shared memory."""
+        self._lock = threading.RLock()
+        self._budget = Budget(self._settings.retry.budget, self._settings.retry.reserve)
+        self._connections: dict[Member, Any] = {}
+        # Those that no new call uses, but that calls may still be under way on.
+        self._left_behind: list[Any] = []
+        self._regions = Regions()
+        # What servers are to be told of regions of event loops that are gone.
+        self._stale: list[Left] = []
         self._start_over()
+
+    def _after_fork(self) -> Any:
+        """In a forked child; returns what is the parent's."""
+        parents = (self._connections, self._left_behind, self._regions, self._balancer)
+        self._start_anew()
+        return parents
 
     def __copy__(self) -> NoReturn:
         raise TypeError("a client cannot be copied: use it from any number of threads, or make another one")

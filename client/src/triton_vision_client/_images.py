@@ -98,6 +98,8 @@ def _pixels(image: Any) -> NDArray[Any]:
         # The server's rule for 16-bit grey.
         grey = (np.asarray(upright) >> 8).clip(0, 255).astype(np.uint8)
         upright = Image.fromarray(grey)
+    if upright.mode == "La":
+        upright = upright.convert("LA")  # Pillow knows no shorter way
     return np.asarray(upright.convert("RGB"))
 
 

@@ -48,6 +48,7 @@ class Regions:
         self._lock = threading.RLock()
         self._pool: Optional[RegionPool] = None
         self._spared_until: dict[Member, float] = {}
+        self._has_warned = False
 
     def place(self, call: Call) -> None:
         """Puts the call's images into a region, where there is room for one; else they go in the message."""
@@ -58,7 +59,9 @@ class Regions:
         try:
             call.region = pool.take(call.images)
         except OSError as error:
-            LOG.warning("shared memory is not used for this call: /dev/shm has no room for it (%s)", error.strerror)
+            # Said once: the next calls fare no better, as a rule.
+            level, self._has_warned = logging.DEBUG if self._has_warned else logging.WARNING, True
+            LOG.log(level, "images go over gRPC, as /dev/shm takes no region for them (%s)", error.strerror)
             call.images = ()
         except ValueError:  # a region that is no more
             raise ValueError("the client is closed") from None

@@ -170,13 +170,16 @@ def _namespace() -> int:
 
 
 def left_over(names: Sequence[str]) -> Iterator[str]:
-    """Those of the names that are regions of processes that are gone."""
+    """Those of the names that are regions of processes that are gone, or gone regions of this one."""
     for name in names:
         match = NAME.fullmatch(name)
         if match is None or int(match[1]) != _namespace():
             continue
-        if _process(int(match[2])) != f"{match[1]}.{match[2]}.{match[3]}":
+        process = int(match[2])
+        if _process(process) != f"{match[1]}.{match[2]}.{match[3]}":
             yield name
+        elif process == os.getpid() and not (SHM / name).exists():
+            yield name  # of a client that nobody has closed
 
 
 def sweep() -> None:

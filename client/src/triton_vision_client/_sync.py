@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import queue
 import time
 from collections import deque
@@ -188,7 +187,6 @@ class ImageClient(SyncCalls):
         deadline = time.monotonic() + seconds
         request = service_pb2.ModelReadyRequest(name=self._settings.model if model is None else check_model(model))
         self._refuse_if_closed()
-        self._settle_in()
         self._look_up(seconds)
         # All at once: one that is silent must not use up the others' time.
         answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
@@ -220,16 +218,14 @@ class ImageClient(SyncCalls):
 
     def close(self) -> None:
         """Closes the connections; calls under way end with a ValueError. Idempotent."""
-        mine = self._process == os.getpid()
         with self._lock:
             already, self._closed = self._closed, True
-        if mine and not already:
+        if not already:
             self._unregister_all()
         with self._lock:
-            connections = [*self._connections.values(), *self._given_up]
-            self._connections, self._given_up = {}, []
-        if mine:
-            end(connections)
+            connections = [*self._connections.values(), *self._left_behind]
+            self._connections, self._left_behind = {}, []
+        end(connections)
 
     def __enter__(self: Self) -> Self:
         return self
@@ -246,7 +242,6 @@ class ImageClient(SyncCalls):
 
     def _stream(self, images: Iterable[ImageSource], call_of: Callable[[Batch], Call]) -> Generator[Result, None, None]:
         flying: deque[tuple[Batch, Optional[Flight]]] = deque()
-        self._settle_in()
         self._look_up(self._settings.timeout)
         most = window(len(self._balancer.members))
         try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections.abc import Sequence
@@ -15,7 +14,7 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from triton_vision_client import _protocol
 from triton_vision_client._balancer import Member
-from triton_vision_client._calls import Attempts, Budget, Call
+from triton_vision_client._calls import Attempts, Call
 from triton_vision_client._client import (
     CLOSE_S,
     IN_USE_PAUSE_S,
@@ -25,9 +24,9 @@ from triton_vision_client._client import (
     BaseClient,
     reaches,
 )
-from triton_vision_client._flight import Flight
+from triton_vision_client._flight import GRACE_S, Flight
 from triton_vision_client._names import LOOK_UP_S
-from triton_vision_client._regions import IN_USE, Left, Regions
+from triton_vision_client._regions import IN_USE, Left
 from triton_vision_client._settings import Settings
 from triton_vision_client._shm import left_over
 
@@ -59,16 +58,10 @@ class Connection:
 class SyncCalls(BaseClient):
     """Connections and waiting, for callers in threads."""
 
-    def __init__(self, settings: Settings) -> None:
-        super().__init__(settings)
-        # Connections that an exception of a signal has struck, and that calls may still be under way on.
-        self._given_up: list[Connection] = []
-
     # -- servers -------------------------------------------------------------------------------------------------
 
     def _begin(self, call: Call) -> Attempts:
         """Starts a call's clock, and sees to the servers; the first calls wait until their names are resolved."""
-        self._settle_in()
         attempts = self._attempts(call)
         self._look_up(attempts.remaining())
         return attempts
@@ -119,19 +112,7 @@ class SyncCalls(BaseClient):
             known = self._connections.get(member)
             if known is not None and known is connection:
                 del self._connections[member]
-                self._given_up.append(known)
-
-    def _settle_in(self) -> None:
-        """A forked child gets connections of its own. The parent's stay untouched: closing them would disturb it."""
-        if self._process == os.getpid():
-            return
-        self._left_behind.append(self._connections)
-        self._lock, self._connections, self._process = threading.RLock(), {}, os.getpid()
-        self._left_behind.append(self._regions)
-        self._regions = Regions()
-        self._budget = Budget(self._settings.retry.budget, self._settings.retry.reserve)
-        self._given_up = []
-        self._start_over()
+                self._left_behind.append(known)
 
     # -- one request ---------------------------------------------------------------------------------------------
 
@@ -215,7 +196,9 @@ class SyncCalls(BaseClient):
             refused = []
             for left, one in asked:
                 try:
-                    one.result()
+                    one.result(UNREGISTER_S + GRACE_S)
+                except grpc.FutureTimeoutError:
+                    pass  # gRPC has lost it
                 except grpc.RpcError as error:  # one that is gone has forgotten them
                     if IN_USE in (error.details() or "").lower():
                         refused.append(left)
