@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import errno
+import os
 import sys
 import threading
 import time
@@ -40,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
         print("error: --callers must be at least 1, and --seconds above 0 and at most 3600", file=sys.stderr)
         return 2
     try:
-        images = [open(path, "rb").read() for path in find_files(args.paths)]  # noqa: SIM115 - a handful of files
+        images = [_content(path) for path in find_files(args.paths)]
     except OSError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -104,6 +106,14 @@ def run(args: argparse.Namespace) -> int:
         f"latency P50 {p50:.1f} ms, P90 {p90:.1f} ms, P99 {p99:.1f} ms ({len(merged)} images)"
     )
     return 0
+
+
+def _content(path: str) -> bytes:
+    """Raises OSError, also for what may never end."""
+    if not os.path.isfile(path):
+        raise OSError(errno.EINVAL, "neither a file nor a link to one", path)
+    with open(path, "rb") as file:
+        return file.read()
 
 
 def percentile(ordered: Sequence[float], share: float) -> float:

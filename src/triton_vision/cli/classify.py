@@ -77,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
                 rows = CsvRows(output.is_terminal)
             else:
                 rows = TableRows(output.encoding)
-            count = Count((lambda: inputs.count(output.file_id)) if inputs.can_be_counted() else None)
+            count = Count((lambda: inputs.count(output.own_files)) if inputs.can_be_counted() else None)
             stack.callback(count.stop)
             progress = Progress(None if given.get("no_progress") else sys.stderr, count)
             return _Run(inputs, output, rows, count, progress).run(client, args.top_k, args.timeout, interrupts)
@@ -96,7 +96,7 @@ class _Run:
 
     def __init__(self, inputs: Inputs, output: Output, rows: Rows, count: Count, progress: Progress) -> None:
         self._inputs, self._output, self._rows, self._count, self._progress = inputs, output, rows, count, progress
-        self._feed = Feed(inputs.items(output.file_id), rows.expect)
+        self._feed = Feed(inputs.items(output.own_files), rows.expect)
 
     def run(self, client: ImageClient, top_k: int | None, timeout: float, interrupts: Interrupts) -> int:
         """Returns the exit code."""

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import errno
+import fnmatch
 import glob
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import PurePath
@@ -46,14 +47,14 @@ def check(paths: Iterable[str]) -> None:
             raise FileNotFoundError(f"there is no {path}")
 
 
-def find(paths: Sequence[str], leave_out: FileId | None = None) -> Iterator[Found]:
+def find(paths: Sequence[str], leave_out: Collection[FileId] = ()) -> Iterator[Found]:
     """The files that the paths name, in order; each once, however often its name as spelt comes up.
 
     Hidden files and folders below a folder are left out, and so is what is neither a file nor a folder; links to
     folders are not followed. What cannot be read is Unreadable.
 
     Args:
-        leave_out: a file that is not meant, wherever it lies: the one that the answers are written to.
+        leave_out: files that are not meant, wherever they lie below a folder: those that the answers are written to.
     """
     seen = _Seen()
     for path in paths:
@@ -119,9 +120,33 @@ def _exists(path: str) -> bool:
     return True
 
 
-def _matches(path: str) -> Iterator[str]:
-    if glob.has_magic(path):
-        yield from filter(os.path.isfile, glob.iglob(path, recursive=True))
+def _matches(pattern: str) -> Iterator[str]:
+    """The files that a glob names. ``**`` goes as far as a walk: links to folders may lead round in circles."""
+    parts = pattern.split("/")
+    if "**" not in parts:
+        if glob.has_magic(pattern):
+            yield from filter(os.path.isfile, glob.iglob(pattern))
+        return
+    at = parts.index("**")
+    deep = [part for part in parts[at:] if part]
+    if pattern.endswith("/"):
+        return  # that names folders
+    start = "/".join(parts[:at]) or ("/" if pattern.startswith("/") else ".")
+    for root in sorted(glob.iglob(start)) if glob.has_magic(start) else [start]:
+        if os.path.isdir(root):
+            skip = 0 if root == "." else len(root.rstrip("/")) + 1
+            for found in _walk(root, _Seen(), ()):
+                if isinstance(found, str) and _fits(deep, found[skip:].split("/")):
+                    yield found
+
+
+def _fits(parts: Sequence[str], names: Sequence[str]) -> bool:
+    """Whether the names of a path are those of a glob's parts, ``**`` being any number of them."""
+    if not parts:
+        return not names
+    if parts[0] == "**":
+        return any(_fits(parts[1:], names[skipped:]) for skipped in range(len(names) + 1))
+    return bool(names) and fnmatch.fnmatchcase(names[0], parts[0]) and _fits(parts[1:], names[1:])
 
 
 def _in_order(entries: Iterator[Entry], key: Callable[[Entry], str]) -> Iterator[Entry]:
@@ -130,8 +155,9 @@ def _in_order(entries: Iterator[Entry], key: Callable[[Entry], str]) -> Iterator
     yield from entries
 
 
-def _walk(root: str, seen: _Seen, leave_out: FileId | None) -> Iterator[Found]:
+def _walk(root: str, seen: _Seen, leave_out: Collection[FileId]) -> Iterator[Found]:
     """The files below a folder. A stack instead of recursion, as deep as names may be."""
+    numbers = {number for _, number in leave_out}
     stack = [_entries(root)]
     while stack:
         entry = next(stack[-1], None)
@@ -147,7 +173,7 @@ def _walk(root: str, seen: _Seen, leave_out: FileId | None) -> Iterator[Found]:
                 if entry.is_dir(follow_symlinks=False):
                     stack.append(_entries(path))
                 elif entry.is_file():
-                    if leave_out is None or entry.inode() != leave_out[1] or entry.stat().st_dev != leave_out[0]:
+                    if entry.inode() not in numbers or (entry.stat().st_dev, entry.inode()) not in leave_out:
                         yield path
                 elif entry.is_symlink() and not os.path.exists(path):
                     yield Unreadable(path, "a link to a file that is not there")

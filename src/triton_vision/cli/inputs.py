@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from functools import partial
 
 from triton_vision.cli.find import FileId, Found, check, find
@@ -48,13 +48,13 @@ class Inputs:
         """The paths, for a message."""
         return ", ".join(self._paths)
 
-    def items(self, leave_out: FileId | None = None) -> Iterator[Found | None]:
+    def items(self, leave_out: Collection[FileId] = ()) -> Iterator[Found | None]:
         """The images, the paths' before the lists'; None where there is nothing new yet."""
         yield from find(self._paths, leave_out)
         for fd, name in self._lists:
             yield from read_list(fd, name, self._nul)
 
-    def count(self, leave_out: FileId | None = None) -> Iterator[object]:
+    def count(self, leave_out: Collection[FileId] = ()) -> Iterator[object]:
         """As many of anything as there are images; may be asked only if ``can_be_counted``."""
         yield from find(self._paths, leave_out)
         for fd, name in self._lists:
@@ -71,5 +71,8 @@ def _open(name: str, stack: contextlib.ExitStack) -> tuple[int, str]:
             raise ValueError("standard input is closed")
         return sys.stdin.fileno(), "the list on standard input"
     fd = os.open(name, os.O_RDONLY | os.O_CLOEXEC)
+    if os.path.isdir(name):
+        os.close(fd)
+        raise ValueError(f"{name} is a folder, and --files-from takes a list of files: give the folder itself")
     stack.callback(partial(os.close, fd))
     return fd, name

@@ -13,6 +13,8 @@ from triton_vision.cli import accuracy, bench, classify, prepare, serve
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command; returns its exit code: 0 done, 1 some inputs failed, 2 could not do it."""
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115 - else messages would go to stdout, among the rows
     parser = argparse.ArgumentParser(prog="triton-vision", description="Serve and classify images with NVIDIA Triton.")
     parser.add_argument("--version", action="version", version=f"triton-vision {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
@@ -24,7 +26,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     args = accuracy.make_parser().parse_args(given[2:]) if measured else parser.parse_args(given)
     try:
         code: int = args.run(args)
-        sys.stdout.flush()
+        if sys.stdout is not None:
+            sys.stdout.flush()
         return code
     except BrokenPipeError:
         # Whoever read our output has seen enough (`| head`); Python must not complain about it at exit.

@@ -34,6 +34,8 @@ class Output:
         self._path: str | None = None
         self.part: str | None = None
         self._own = path is not None
+        # What the rows go to, and what a complete run has left there before: no image.
+        self.own_files: set[FileId] = set()
         if path is None:
             if sys.stdout is None:
                 raise OutputError("standard output is closed")
@@ -43,7 +45,8 @@ class Output:
             self._fd = self._open(path)
         mode = os.fstat(self._fd)
         self._regular = stat.S_ISREG(mode.st_mode)
-        self.file_id: FileId | None = (mode.st_dev, mode.st_ino) if self._regular else None
+        if self._regular:
+            self.own_files.add((mode.st_dev, mode.st_ino))
         self.is_terminal = os.isatty(self._fd)
         # What a table is written in; the other formats are UTF-8.
         self.encoding = "utf-8" if path is not None else sys.stdout.encoding
@@ -55,6 +58,9 @@ class Output:
             if os.path.lexists(target) and not os.path.isfile(target):  # such as /dev/null, or a named pipe
                 return os.open(target, os.O_WRONLY | os.O_CLOEXEC)
             self._path, self.part = target, f"{target}.part"
+            with contextlib.suppress(FileNotFoundError):
+                before = os.stat(target)
+                self.own_files.add((before.st_dev, before.st_ino))
             fd = os.open(self.part, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -51,6 +51,18 @@ def test_each_comes_once(paths: list[str], found: list[str]) -> None:
     assert list(find(paths)) == found
 
 
+def test_deep_globs_do_not_run_in_circles(tree: Path) -> None:
+    (tree / "a" / "loop").symlink_to(tree / "a")
+    (tree / "a" / "again").symlink_to(tree)
+    (tree / "a" / "deep" / "link.jpg").symlink_to(tree / "b.jpg")
+    assert list(find(["**/*.jpg"])) == ["a/1.jpg", "a/2.jpg", "a/deep/link.jpg", "a/deep/x.jpg", "b.jpg", "c[1].jpg"]
+    assert list(find(["a/**"])) == ["a/1.jpg", "a/2.jpg", "a/deep/link.jpg", "a/deep/x.jpg"]
+    assert list(find([f"{tree}/?/**/x.jpg"])) == [f"{tree}/a/deep/x.jpg"]
+    assert list(find(["**/deep/**/*.jpg"])) == ["a/deep/link.jpg", "a/deep/x.jpg"]
+    assert list(find(["a/loop/**/x.jpg"])) == ["a/loop/deep/x.jpg"]  # a link that is named is followed
+    assert list(find(["a/**/"])) == []
+
+
 def test_links(tree: Path) -> None:
     (tree / "a" / "loop").symlink_to(tree / "a")
     (tree / "a" / "self.jpg").symlink_to("self.jpg")
@@ -111,7 +123,7 @@ def test_what_names_nothing() -> None:
 
 def test_the_file_that_is_written_is_no_image(tree: Path) -> None:
     own = os.stat(tree / "a" / "2.jpg")
-    assert list(find(["a"], leave_out=(own.st_dev, own.st_ino))) == ["a/1.jpg", "a/deep/x.jpg"]
+    assert list(find(["a"], leave_out={(own.st_dev, own.st_ino)})) == ["a/1.jpg", "a/deep/x.jpg"]
 
 
 def test_a_large_folder_is_not_listed_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

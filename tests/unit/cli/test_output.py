@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from triton_vision.cli.find import find
 from triton_vision.cli.output import Output, OutputError
 
 
@@ -57,6 +58,14 @@ def test_a_link_stays_one_and_what_is_no_file_is_written_directly(tmp_path: Path
     null.finish()
     null.close()
     assert null.part is None
+
+
+def test_what_an_earlier_run_has_left_is_its_own_too(tmp_path: Path) -> None:
+    rows = tmp_path / "rows.csv"
+    rows.write_text("of yesterday")
+    one = output(rows)
+    assert list(find([str(tmp_path)], one.own_files)) == []
+    one.close()
 
 
 def test_what_cannot_be_written(tmp_path: Path) -> None:
