@@ -177,7 +177,7 @@ def test_the_asyncio_twin_leaves_a_black_hole(proxy: Proxy, server: TritonServer
 
 
 def test_garbage_from_the_server_is_a_broken_connection(proxy: Proxy) -> None:
-    with ImageClient(proxy.address, model=LITE, retry=FAST) as client:
+    with ImageClient(proxy.address, model=LITE) as client:
         assert label(client) == "espresso"
         proxy.back = lambda piece: b"\xff" * len(piece)
         with pytest.raises(VisionClientError):

@@ -218,6 +218,8 @@ class AsyncImageClient(AsyncCalls):
         if mine:
             for connection in connections.values():
                 await connection.channel.close()
+            # Ended by that; what they hold is let go of here, and not whenever the loop comes to it.
+            await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def __aenter__(self: Self) -> Self:
         return self

@@ -183,7 +183,12 @@ class AsyncCalls(BaseClient):
                     answered = error.code() in ANSWERS
                 typed, pause = self._failed(error, call, attempts, member, connected=connection.connected, sent=sent)
                 if pause is None:
-                    raise typed from error
+                    try:
+                        raise typed from error
+                    finally:
+                        # What was sent, and the connection, live no longer than whoever catches it wants.
+                        del typed, error
+                del typed, error
                 try:
                     await asyncio.sleep(pause)
                     await self._look_up(attempts.remaining())

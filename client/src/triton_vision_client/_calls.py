@@ -178,10 +178,12 @@ class Attempts:
 
         Where one server had a full queue and another could not be reached, the caller may try again later.
         """
-        if len(self._failures) < 2 or not _protocol.may_retry(error):
+        failures, gravest = list(self._failures.values()), self._gravest()
+        # An error that is raised holds this object, by way of its traceback.
+        self._failures.clear()
+        if len(failures) < 2 or not _protocol.may_retry(error):
             return error
-        gravest = self._gravest()
-        others = [str(other) for other in self._failures.values() if other is not gravest]
+        others = [str(other) for other in failures if other is not gravest]
         more = f"; and {len(others) - 1} more" if len(others) > 1 else ""
         merged = type(gravest)(f"{gravest}; also: {others[0]}{more}")
         merged.__dict__.update(gravest.__dict__)

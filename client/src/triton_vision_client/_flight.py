@@ -86,7 +86,8 @@ class Flight:
                 response = self._answer if self._waits else self._answer.result(self._attempts.remaining() + GRACE_S)
                 result = call.read(response)
             except (grpc.RpcError, ServerError) as failure:
-                error = failure
+                # gRPC raises the answer itself, whose traceback would hold it, this call and its images in a cycle.
+                error = failure.with_traceback(None)
             except grpc.FutureTimeoutError:
                 # gRPC has lost the call: an exception of a signal has struck the connection.
                 client._give_up(self._member, self._connection)
@@ -112,7 +113,13 @@ class Flight:
             )
             if pause is None:
                 client._free(call, answered=_is_answer(error))
-                raise typed from error
+                try:
+                    raise typed from error
+                finally:
+                    # What was sent, and the connection, live no longer than whoever catches it wants.
+                    del typed, error
+                    self._failure = self._answer = None
+            del typed, error
             try:
                 time.sleep(pause)
                 client._look_up(self._attempts.remaining())

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import copy
+import gc
 import os
 import pickle
 import signal
@@ -11,10 +13,15 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
+from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
-from triton_vision_client import AsyncImageClient, BadImageError, ImageClient, Observer, Result
+from numpy.typing import NDArray
+from triton_vision_client import AsyncImageClient, BadImageError, ImageClient, Observer, Result, VisionClientError
+from triton_vision_client._async_calls import _open
 
 from tests.unit.client.test_awkward import Start, start, wait_until
 from tests.unit.client.test_transport import answer
@@ -180,6 +187,46 @@ def test_the_observer_hears_what_the_caller_gets(start: Start) -> None:
     with ImageClient(url, observer=heard) as client, pytest.raises(Exception, match="image ensemble"):
         client.classify(b"x")
     assert [outcome for outcome, _ in heard.calls] == ["ServerError"]
+
+
+@pytest.fixture
+def no_collector() -> Iterator[None]:
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.usefixtures("no_collector")
+def test_a_failed_call_lets_go_of_everything(start: Start) -> None:
+    good, _ = start(answer)
+    watched = []
+
+    def photo() -> NDArray[np.uint8]:
+        watched.append(weakref.ref(one := np.zeros((1, 1, 3), np.uint8)))
+        return one
+
+    def fails(client: ImageClient) -> None:
+        with contextlib.suppress(VisionClientError):
+            client.classify(photo())
+        with contextlib.suppress(VisionClientError):
+            list(client.classify_many([photo()]))
+
+    async def twin(client: AsyncImageClient) -> None:
+        async with client:
+            with contextlib.suppress(VisionClientError):
+                await client.classify(photo())
+            with contextlib.suppress(VisionClientError):
+                _ = [result async for result in client.classify_many([photo()])]
+
+    for urls in (["127.0.0.1:9"], [good, "127.0.0.1:9"]):
+        with ImageClient(urls, timeout=0.5) as client:
+            fails(client)
+        asyncio.run(twin(AsyncImageClient(urls, timeout=0.5)))
+    assert [ref() is None for ref in watched] == [True] * 8
+    # gRPC's asyncio side ends with its last channel, and a fork is safe again.
+    assert not _open
+    assert "_poll_wrapper" not in " ".join(thread.name for thread in threading.enumerate())
 
 
 @pytest.mark.parametrize("spoil", [copy.copy, copy.deepcopy, pickle.dumps])
