@@ -129,12 +129,10 @@ class AsyncImageClient(AsyncCalls):
                     break
                 flying.append((batch, asyncio.ensure_future(self._answers(batch, call_of))))
                 if len(flying) >= most:
-                    landed, task = flying.popleft()
-                    for result in landed.merge(await task):
+                    for result in await _landed(flying):
                         yield result
             while flying:
-                landed, task = flying.popleft()
-                for result in landed.merge(await task):
+                for result in await _landed(flying):
                     yield result
             if failure is not None:
                 raise failure
@@ -258,3 +256,12 @@ class AsyncImageClient(AsyncCalls):
             answer: Any = self._settings.fallback(source, error)
             answers.append(await answer if inspect.isawaitable(answer) else answer)
         return degraded(sources, answers, error)
+
+
+async def _landed(flying: deque[tuple[Batch, asyncio.Task[list[Result]]]]) -> list[Result]:
+    """The results of the request that was sent first."""
+    batch, task = flying.popleft()
+    try:
+        return list(batch.merge(await task))
+    finally:
+        del task  # which holds its error, whose traceback holds this
