@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import time
-import weakref
 from collections.abc import Coroutine
 from contextlib import suppress
 from typing import Any, Optional
@@ -18,6 +16,7 @@ from triton_vision_client._balancer import Member
 from triton_vision_client._calls import ANSWERS, Attempts, Call
 from triton_vision_client._client import IN_USE_PAUSE_S, LAST_CALLS_S, PROBE_S, UNREGISTER_S, BaseClient, reaches
 from triton_vision_client._errors import ServerError
+from triton_vision_client._forks import check_asyncio, open_channel
 from triton_vision_client._names import LOOK_UP_S
 from triton_vision_client._regions import IN_USE, Left
 from triton_vision_client._settings import Settings
@@ -35,25 +34,12 @@ class Connection:
             if credentials is None
             else grpc.aio.secure_channel(member.address, credentials, options=options)
         )
-        _open.add(self)
+        open_channel(self)
         self.stub = service_pb2_grpc.GRPCInferenceServiceStub(self.channel)
 
     @property
     def connected(self) -> bool:
         return bool(self.channel.get_state() == grpc.ChannelConnectivity.READY)
-
-
-# gRPC's asyncio side survives a fork only if every channel had been closed: else a call in the child hangs or crashes.
-_open: weakref.WeakSet[Connection] = weakref.WeakSet()
-_broken_by_fork = False
-
-
-def _after_fork() -> None:
-    global _broken_by_fork
-    _broken_by_fork = _broken_by_fork or bool(_open)
-
-
-os.register_at_fork(after_in_child=_after_fork)
 
 
 class AsyncCalls(BaseClient):
@@ -68,11 +54,7 @@ class AsyncCalls(BaseClient):
 
     async def _settle_in(self) -> None:
         """Another event loop gets connections of its own."""
-        if _broken_by_fork:
-            raise RuntimeError(
-                "gRPC's asyncio connections do not survive a fork: close every AsyncImageClient before it, start "
-                "processes by 'spawn', or use ImageClient, which survives it"
-            )
+        check_asyncio()
         loop = asyncio.get_running_loop()
         if self._loop is loop:
             return

@@ -9,7 +9,6 @@ from typing import Any, Callable, Optional
 
 import grpc
 
-from triton_vision_client import _protocol
 from triton_vision_client._balancer import Balancer, Member
 from triton_vision_client._errors import (
     DeadlineExceededError,
@@ -21,6 +20,7 @@ from triton_vision_client._errors import (
 )
 from triton_vision_client._options import RetryPolicy
 from triton_vision_client._shm import Region
+from triton_vision_client._translate import may_retry
 
 Metadata = tuple[tuple[str, str], ...]
 # What a server that has been reached does not answer.
@@ -157,7 +157,7 @@ class Attempts:
         attempts, a pause, and a retry of the client's budget.
         """
         self._failures[member] = error
-        if not _protocol.may_retry(error):
+        if not may_retry(error):
             return None
         full = isinstance(error, ServerOverloadedError)
         if self._retry.attempts > 1 and self._balancer.has_untried(self._tried, with_room=full):
@@ -181,7 +181,7 @@ class Attempts:
         failures, gravest = list(self._failures.values()), self._gravest()
         # An error that is raised holds this object, by way of its traceback.
         self._failures.clear()
-        if len(failures) < 2 or not _protocol.may_retry(error):
+        if len(failures) < 2 or not may_retry(error):
             return error
         others = [str(other) for other in failures if other is not gravest]
         more = f"; and {len(others) - 1} more" if len(others) > 1 else ""

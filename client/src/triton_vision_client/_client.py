@@ -24,6 +24,7 @@ from triton_vision_client._names import Names, members_of
 from triton_vision_client._regions import Left, Regions
 from triton_vision_client._results import ModelInfo, Prediction, Result, ServerInfo
 from triton_vision_client._settings import Settings, check_model, check_timeout
+from triton_vision_client._translate import translate
 
 LOG = logging.getLogger("triton_vision_client")
 # An ejected server is asked whether it is well; how long it may take to say so.
@@ -175,7 +176,7 @@ class BaseClient:
             details = error.details() or ""
             if "refused" in details and _accepts_ipv4(member.address):
                 details = "failed to connect: socket closed"  # what the other address, which gRPC does not show, says
-            typed = _protocol.translate(
+            typed = translate(
                 error.code(),
                 details,
                 model=call.model,

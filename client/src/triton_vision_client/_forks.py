@@ -16,6 +16,8 @@ class Survivor(Protocol):
 _clients: weakref.WeakSet[Any] = weakref.WeakSet()
 # The parent's connections and shared memory: a child must neither use nor end them.
 _kept: list[Any] = []
+_open: weakref.WeakSet[Any] = weakref.WeakSet()
+_broken = False
 
 
 def watch(client: Survivor) -> None:
@@ -26,7 +28,23 @@ def watch(client: Survivor) -> None:
     _clients.add(client)
 
 
+def open_channel(owner: Any) -> None:
+    """Notes a channel of gRPC's asyncio side, or what holds it: it is open for as long as it is alive."""
+    _open.add(owner)
+
+
+def check_asyncio() -> None:
+    """Raises RuntimeError in a child that was forked while asyncio channels were open: a call would hang or crash."""
+    if _broken:
+        raise RuntimeError(
+            "gRPC's asyncio connections do not survive a fork: close every AsyncImageClient before it, start "
+            "processes by 'spawn', or use ImageClient, which survives it"
+        )
+
+
 def _renew() -> None:
+    global _broken
+    _broken = _broken or bool(_open)
     _kept.extend([client._after_fork() for client in list(_clients)])
 
 

@@ -74,8 +74,7 @@ class SyncCalls(BaseClient):
         if first is not None:
             with suppress(futures.TimeoutError):
                 first.result(min(LOOK_UP_S, timeout / 2))
-        for connection in self._retired():
-            connection.channel.close()
+        end(self._retired())
         for member in self._balancer.due():
             self._probe(member)
 

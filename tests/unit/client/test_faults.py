@@ -24,7 +24,8 @@ from triton_vision_client import (
     TLSConfig,
 )
 from triton_vision_client._balancer import FIRST_EJECTION_S, LONGEST_EJECTION_S
-from triton_vision_client._protocol import channel_options, translate
+from triton_vision_client._protocol import channel_options
+from triton_vision_client._translate import translate
 
 from tests.unit.client.test_awkward import Start, start, wait_until
 from tests.unit.client.test_transport import CODE, abort, answer

@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from triton_vision_client import AsyncImageClient, BadImageError, ImageClient, Observer, Result, VisionClientError
-from triton_vision_client._async_calls import _open
+from triton_vision_client._forks import _open
 
 from tests.unit.client.test_awkward import Start, start, wait_until
 from tests.unit.client.test_transport import answer

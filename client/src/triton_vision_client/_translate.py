@@ -1,0 +1,137 @@
+"""From what gRPC reports of a failed call to the error that says what to do."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Optional
+
+import grpc
+
+from triton_vision_client._errors import (
+    AuthenticationError,
+    BadImageError,
+    DeadlineExceededError,
+    ModelNotFoundError,
+    RequestTooLargeError,
+    ServerError,
+    ServerOverloadedError,
+    ServerUnavailableError,
+    VisionClientError,
+)
+
+TOO_LARGE = re.compile(r"larger than max|too large|maximum message size|max(imum)? size")
+# How gRPC reports, in various ways, that a connection ended in the middle of a call.
+CONNECTION_LOST = re.compile(r"stream removed|rst_stream|failed parsing http|connection reset|socket closed|goaway")
+REFUSAL = re.compile(r"image (\d+): ([a-z_]+): (.*)", re.DOTALL)
+
+
+def translate(
+    code: Any,
+    details: str,
+    *,
+    model: str,
+    address: str,
+    timeout: float,
+    connected: bool,
+    unsent_for: Optional[float] = None,
+    tls: bool = False,
+) -> VisionClientError:
+    """The typed error for a gRPC status.
+
+    Args:
+        code: a ``grpc.StatusCode``.
+        details: the status's text.
+        timeout: the call's, in seconds.
+        connected: whether the connection had been up.
+        unsent_for: for how many seconds the server had not answered a question that comes before the call; None if
+            the call itself was sent.
+        tls: whether the client encrypts.
+    """
+    code_is = grpc.StatusCode
+    lower = details.lower()
+    refusal = REFUSAL.search(details)
+    if code == code_is.INVALID_ARGUMENT and refusal:
+        return BadImageError(refusal[2], refusal[3], int(refusal[1]))
+    if code in (code_is.UNAUTHENTICATED, code_is.PERMISSION_DENIED) or "protocol is restricted" in lower:
+        return AuthenticationError(f"{address} refuses the call: check headers and token ({details})")
+    if "http2 header with status: 413" in lower or "http2 header with status: 431" in lower:
+        return RequestTooLargeError(f"a proxy at {address} refuses the message: send smaller images ({details})")
+    if code == code_is.UNIMPLEMENTED and "http2 header" in lower:
+        return _no_grpc(address, tls)
+    if "unknown model" in lower or code == code_is.NOT_FOUND:
+        return ModelNotFoundError(
+            f"{address} serves no model {model!r}: see what it serves, or name another model ({details})"
+        )
+    if code == code_is.DEADLINE_EXCEEDED:
+        if connected and unsent_for is None:
+            # A proxy may have a limit of its own, and say so.
+            own = f" ({details})" if details and lower != "deadline exceeded" else ""
+            return DeadlineExceededError(
+                f"{address} did not answer before the call's {timeout:g} s were over: allow more, or send less{own}"
+            )
+        seconds = timeout if unsent_for is None else unsent_for
+        what = "no answer from" if connected else "no connection to"
+        return ServerUnavailableError(f"{what} {address} within {seconds:.3g} s: check the address and the network")
+    if code == code_is.UNAVAILABLE:
+        return _unavailable(details, lower, model, address, tls)
+    if code == code_is.INTERNAL and "is not healthy" in lower:
+        return ServerUnavailableError(f"model {model!r} at {address} is broken; restart that server ({details})")
+    if code == code_is.RESOURCE_EXHAUSTED:
+        if TOO_LARGE.search(lower):
+            return RequestTooLargeError(
+                f"{address} refuses the message: send fewer or smaller images at once ({details})"
+            )
+        return ServerOverloadedError(f"{address} takes no more calls: try again later, or send less ({details})")
+    if code == code_is.UNIMPLEMENTED:
+        return ServerError(f"{address} speaks gRPC, but is no Triton server ({details})")
+    if code in (code_is.UNKNOWN, code_is.INTERNAL, code_is.CANCELLED) and CONNECTION_LOST.search(lower):
+        return ServerUnavailableError(f"the connection to {address} broke off: check the network ({details})")
+    # Who else than the server, or a proxy, has cancelled it?
+    suspect = code in (code_is.INTERNAL, code_is.UNKNOWN, code_is.DATA_LOSS, code_is.ABORTED, code_is.CANCELLED)
+    advice = "; that server's log may say more" if suspect else ""
+    error = ServerError(f"{address} answers: {details or code.name}{advice}")
+    error.suspect = suspect
+    return error
+
+
+def _no_grpc(address: str, tls: bool) -> ServerUnavailableError:
+    if tls:
+        return ServerUnavailableError(
+            f"{address} breaks off the encrypted connection: it may want the client's certificate, or another one (see "
+            "tls=), encrypt nothing itself, or not be the server's gRPC port (8001 unless it was changed)"
+        )
+    return ServerUnavailableError(
+        f"{address} accepts connections, but does not speak gRPC (or wants TLS): "
+        "use the server's gRPC port (8001 unless it was changed)"
+    )
+
+
+def _unavailable(details: str, lower: str, model: str, address: str, tls: bool) -> VisionClientError:
+    if "exceeds maximum queue size" in lower or "queue size" in lower:
+        return ServerOverloadedError(f"the queue of {address} is full: try again later, or send less ({details})")
+    if "timeout expired" in lower or "request timeout" in lower:
+        late = ServerOverloadedError(f"the request waited too long in the queue of {address} ({details})")
+        late.waited = True
+        return late
+    if "not ready" in lower or "no available versions" in lower:
+        return ModelNotFoundError(f"model {model!r} at {address} is not ready ({details})")
+    if any(word in lower for word in ("ssl", "handshake", "certificate", "verification check failed")):
+        return ServerUnavailableError(f"no secure connection to {address}: check its certificate and tls= ({details})")
+    # Triton's HTTP and metrics ports close the connection at once; other HTTP servers answer in HTTP/1.
+    if "http1" in lower or "settings frame" in lower or ("failed to connect" in lower and "socket closed" in lower):
+        return _no_grpc(address, tls)
+    return ServerUnavailableError(
+        f"no server answers at {address}: is it running, and is the address right? ({details})"
+    )
+
+
+def may_retry(error: VisionClientError) -> bool:
+    """Whether another try may help: nothing was reached, a model is broken or not there (yet), a queue was full, or
+    the server itself failed.
+
+    Never after a wait in a queue: the time is gone, and the next queue may be as long.
+    """
+    if isinstance(error, ServerOverloadedError):
+        return not error.waited
+    suspect = isinstance(error, ServerError) and error.suspect
+    return suspect or isinstance(error, (ServerUnavailableError, ModelNotFoundError))
