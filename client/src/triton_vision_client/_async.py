@@ -7,7 +7,6 @@ import inspect
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 from typing import Any, Callable, Optional, TypeVar, Union
 
@@ -19,11 +18,12 @@ from triton_vision_client._async_calls import AsyncCalls
 from triton_vision_client._balancer import Member
 from triton_vision_client._batches import Batch, check_many, pack, window
 from triton_vision_client._calls import Call
-from triton_vision_client._client import Parameters, degraded, model_infos, server_info
+from triton_vision_client._client import Parameters, degraded, model_infos, says_yes, server_info
 from triton_vision_client._errors import BadImageError, RequestTooLargeError, VisionClientError
 from triton_vision_client._images import ImageSource, encode
 from triton_vision_client._observe import Observer
 from triton_vision_client._options import RetryPolicy, TLSConfig
+from triton_vision_client._reader import Reader
 from triton_vision_client._results import ModelInfo, Result, ServerInfo
 from triton_vision_client._settings import Fallback, Settings, check_model, check_timeout
 
@@ -116,12 +116,11 @@ class AsyncImageClient(AsyncCalls):
         await self._settle_in()
         await self._look_up(self._settings.timeout)
         most = window(len(self._balancer.members))
-        loop, reader = asyncio.get_running_loop(), ThreadPoolExecutor(1, "images")
+        reader = Reader(pack(images))
         try:
             failure: Optional[BaseException] = None
-            batches = pack(images)
             while True:
-                batch = await loop.run_in_executor(reader, next, batches, None)
+                batch = await reader.next()
                 if batch is None:
                     break
                 if isinstance(batch, BaseException):
@@ -137,7 +136,7 @@ class AsyncImageClient(AsyncCalls):
             if failure is not None:
                 raise failure
         finally:
-            reader.shutdown(wait=False)
+            reader.end()
             for _, task in flying:
                 task.cancel()
             await asyncio.gather(*(task for _, task in flying), return_exceptions=True)
@@ -172,9 +171,9 @@ class AsyncImageClient(AsyncCalls):
             try:
                 stub = self._connection(member).stub
                 answer = await stub.ModelReady(request, timeout=left, metadata=self._settings.metadata)
-            except grpc.RpcError:
+            except (grpc.RpcError, asyncio.CancelledError, ValueError):  # the client, too, may be closed meanwhile
                 return False
-            return answer is not None and bool(answer.ready)
+            return says_yes(answer)
 
         # All at once: one that is silent must not use up the others' time.
         asked = [asyncio.ensure_future(ask(member)) for member in self._balancer.members]
@@ -202,20 +201,24 @@ class AsyncImageClient(AsyncCalls):
 
     async def close(self) -> None:
         """Closes the connections; calls under way end with a ValueError. Idempotent."""
-        if self._closed:
+        if self._loop is None or (self._loop is not asyncio.get_running_loop() and not self._loop.is_closed()):
+            self._closed = True  # there is nothing here to end
             return
-        mine = self._loop is None or self._loop is asyncio.get_running_loop() or self._loop.is_closed()
-        if mine and self._loop is not None:
-            await self._settle_in()  # what an event loop has left that is gone is ended in this one
-            for left in self._stale:
-                self._connection(left.member)
-        self._closed = True
-        if mine and self._loop is not None:
-            await self._unregister_all()
-        connections, self._connections = self._connections, {}
-        if mine:
+        # Whoever has been cancelled before shall hear of that, and not of this.
+        for _ in range(2):
+            await asyncio.sleep(0)
+        try:
+            if not self._closed:
+                await self._settle_in()  # what an event loop has left that is gone is ended in this one
+                for left in self._stale:
+                    self._connection(left.member)
+                self._closed = True
+                await self._unregister_all()
+        finally:
+            self._closed = True
+            connections, self._connections = self._connections, {}
             for connection in connections.values():
-                await connection.channel.close()
+                await connection.end()
             # Ended by that; what they hold is let go of here, and not whenever the loop comes to it.
             await asyncio.gather(*self._tasks, return_exceptions=True)
 

@@ -14,9 +14,17 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 from triton_vision_client import _protocol
 from triton_vision_client._balancer import Member
 from triton_vision_client._calls import ANSWERS, Attempts, Call
-from triton_vision_client._client import IN_USE_PAUSE_S, LAST_CALLS_S, PROBE_S, UNREGISTER_S, BaseClient, reaches
+from triton_vision_client._client import (
+    IN_USE_PAUSE_S,
+    LAST_CALLS_S,
+    PROBE_S,
+    UNREGISTER_S,
+    BaseClient,
+    reaches,
+    says_yes,
+)
 from triton_vision_client._errors import ServerError
-from triton_vision_client._forks import check_asyncio, open_channel
+from triton_vision_client._forks import check_asyncio, closed_channel, open_channel
 from triton_vision_client._names import LOOK_UP_S
 from triton_vision_client._regions import IN_USE, Left
 from triton_vision_client._settings import Settings
@@ -37,9 +45,17 @@ class Connection:
         open_channel(self)
         self.stub = service_pb2_grpc.GRPCInferenceServiceStub(self.channel)
 
+    async def end(self) -> None:
+        """Closes it. Whoever still holds this object, such as an error's traceback, holds no channel by it."""
+        channel, self.channel, self.stub = self.channel, None, None
+        closed_channel(self)
+        if channel is not None:
+            await channel.close()
+
     @property
     def connected(self) -> bool:
-        return bool(self.channel.get_state() == grpc.ChannelConnectivity.READY)
+        """Whether the connection is up."""
+        return self.channel is not None and bool(self.channel.get_state() == grpc.ChannelConnectivity.READY)
 
 
 class AsyncCalls(BaseClient):
@@ -65,7 +81,7 @@ class AsyncCalls(BaseClient):
         if before is None or before.is_closed():
             self._stale = [*stale, *regions.end()]
             for connection in connections.values():
-                await connection.channel.close()
+                await connection.end()
         else:
             # Somebody may still use it: closing it here would disturb him.
             self._left_behind = [*left_behind, connections, regions]
@@ -89,7 +105,7 @@ class AsyncCalls(BaseClient):
             finally:
                 ended.cancel()
         for connection in self._retired():
-            await connection.channel.close()
+            await connection.end()
         for member in self._balancer.due():
             self._later(self._probe(member))
 
@@ -101,10 +117,10 @@ class AsyncCalls(BaseClient):
             answer = await getattr(self._connection(member).stub, method)(
                 request, timeout=PROBE_S, metadata=self._settings.metadata, wait_for_ready=True
             )
-            well = answer is not None and bool(answer.ready)
+            well = says_yes(answer)
         except grpc.RpcError as error:
             well = reaches(error)
-        except ValueError:
+        except (ValueError, AttributeError):
             pass  # the client has been closed
         finally:
             self._balancer.probed(member, well)
@@ -136,20 +152,25 @@ class AsyncCalls(BaseClient):
                     await self._introduce(call, connection, attempts, member)
                     left = attempts.remaining()
                     message = self._regions.message(call, member, left)
-                    send = getattr(connection.stub, call.method)
                     sent = True
-                    response = await send(message, timeout=left, metadata=call.metadata)
+                    response = await getattr(connection.stub, call.method)(
+                        message, timeout=left, metadata=call.metadata
+                    )
                     answered = True
                     result = call.read(response)
                 except (grpc.RpcError, ServerError) as failure:
-                    error = failure
-                except BaseException as failure:
+                    error = failure.with_traceback(None)
+                except asyncio.CancelledError:
                     self._balancer.ended(member)
-                    if self._closed and isinstance(failure, (asyncio.CancelledError, ValueError)):
+                    if self._closed and not _is_cancelled():
                         # gRPC cancels the calls of a channel that is closed.
                         raise ValueError("the client is closed") from None
-                    if isinstance(failure, asyncio.CancelledError):
-                        self._gave_up(call)
+                    self._gave_up(call)
+                    raise
+                except BaseException as failure:
+                    self._balancer.ended(member)
+                    if self._closed and isinstance(failure, (ValueError, AttributeError)):
+                        raise ValueError("the client is closed") from None
                     raise
                 else:
                     self._succeeded(call, attempts, member)
@@ -208,7 +229,7 @@ class AsyncCalls(BaseClient):
             await send(left.message(), timeout=UNREGISTER_S, metadata=left.metadata)
         except grpc.RpcError as error:  # a server that is gone has forgotten it
             return IN_USE in (error.details() or "").lower()
-        except ValueError:
+        except (ValueError, AttributeError):
             return False  # the client has been closed
         self._regions.removed(left)
         return False
@@ -244,11 +265,18 @@ class AsyncCalls(BaseClient):
 
     async def _check(self, connection: Connection, attempts: Attempts, member: Member) -> None:
         """As in the synchronous twin."""
-        if attempts.may_check(member) and not connection.connected:
+        if attempts.may_check(member):
             request = service_pb2.ServerLiveRequest()
-            limit = attempts.connect_timeout()
+            limit = attempts.check_timeout(member)
             try:
                 await connection.stub.ServerLive(request, timeout=limit, metadata=self._settings.metadata)
             except grpc.RpcError as error:
                 if not reaches(error):
                     raise
+
+
+def _is_cancelled() -> bool:
+    """Whether somebody has cancelled the task that runs this, as far as Python (from 3.11 on) says so."""
+    task = asyncio.current_task()
+    cancelling = getattr(task, "cancelling", None)
+    return cancelling is not None and cancelling() > 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Callable, Optional
 
 # How long a server that failed is left alone: doubled with each failure in a row, up to the longest.
@@ -43,6 +43,9 @@ class Member:
     answered_at: float = 0.0
     # The model that calls are missing there while it is ejected; empty for the server as such.
     missing: str = ""
+    # The models that have answered there, and the last of them.
+    served: set[str] = field(default_factory=set)
+    last_served: str = ""
 
 
 class Balancer:

@@ -32,8 +32,9 @@ ANSWERS = (
     grpc.StatusCode.NOT_FOUND,
     grpc.StatusCode.UNIMPLEMENTED,
 )
-# With several servers, how long one may take to be connected before the next is asked.
-CONNECT_S = 3.0
+# With several servers, how long one may take to show that it is there before the next is asked; and one that had been
+# left alone, because it did not.
+CHECK_S, CHECK_AGAIN_S = 3.0, 0.5
 
 
 class Call:
@@ -111,9 +112,10 @@ class Attempts:
         """Seconds left of the call's timeout; at least a millisecond, so that gRPC itself reports the end."""
         return max(0.001, self._deadline - time.monotonic())
 
-    def connect_timeout(self) -> float:
-        """Seconds that one of several servers may take to be connected."""
-        return min(CONNECT_S, self.remaining() / (len(self._balancer.members) + 1))
+    def check_timeout(self, member: Member) -> float:
+        """Seconds that one of several servers may take to show that it is there."""
+        longest = CHECK_AGAIN_S if member.ejected_until else CHECK_S
+        return min(longest, self.remaining() / (len(self._balancer.members) + 1))
 
     def next(self) -> Member:
         """The server for the next try."""
@@ -123,8 +125,8 @@ class Attempts:
         return member
 
     def may_check(self, member: Member) -> bool:
-        """Whether it is worth a moment to see that the server can be reached, since another one might."""
-        return not member.proven and len(self._balancer.members) > 1 and self._balancer.has_untried(self._tried)
+        """Whether it is worth a moment to see that the server is there, since another one might be."""
+        return not member.proven and len(self._balancer.members) > 1
 
     def settle(
         self, member: Member, error: Optional[VisionClientError], *, own_model: bool = True, missing: str = ""

@@ -16,6 +16,8 @@ from triton_vision_client._balancer import Balancer, Member
 from triton_vision_client._calls import NOT_REACHED, Attempts, Budget, Call
 from triton_vision_client._errors import (
     DeadlineExceededError,
+    ModelNotFoundError,
+    ServerError,
     ServerUnavailableError,
     VisionClientError,
 )
@@ -46,9 +48,6 @@ class BaseClient:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._closed = False
-        # The models that have answered, and the last of them.
-        self._served: set[str] = set()
-        self._last_served = ""
         self._start_anew()
         watch(self)
 
@@ -186,7 +185,9 @@ class BaseClient:
                 unsent_for=None if sent else time.monotonic() - attempts.try_began,
                 tls=self._settings.tls is not None,
             )
-        attempts.settle(member, typed, own_model=call.model == self._settings.model, missing=self._awaited(call))
+        attempts.settle(
+            member, typed, own_model=call.model == self._settings.model, missing=_awaited(member, call, typed)
+        )
         pause = attempts.pause_after(member, typed)
         if pause is None:
             typed = attempts.verdict(typed)
@@ -198,9 +199,9 @@ class BaseClient:
     def _succeeded(self, call: Call, attempts: Attempts, member: Member, ended: Optional[float] = None) -> None:
         """An answer has come, at the time ``ended`` or now."""
         attempts.settle(member, None)
-        if call.model and call.model != self._last_served:
-            self._last_served = call.model
-            self._served.add(call.model)
+        if call.model and call.model != member.last_served:
+            member.last_served = call.model
+            member.served.add(call.model)
         self._tell("call", "ok", (ended or time.monotonic()) - call.began)
 
     def _gave_up(self, call: Call) -> None:
@@ -246,19 +247,21 @@ class BaseClient:
                 self._regions.forget(member)
             return [self._connections.pop(member) for member in ended if member in self._connections]
 
-    def _awaited(self, call: Call) -> str:
-        """The model to wait for at a server that a call of this kind has ejected; empty for the server as such.
-
-        One that is known to be served, if any is: a typing error in a model's name must not keep a server out.
-        """
-        own = call.model == self._settings.model and not self._served
-        return call.model if own or call.model in self._served else self._last_served
-
     def _readiness(self, member: Member) -> tuple[str, Any]:
         """Method and message that ask whether an ejected server is well again."""
         if member.missing:
             return "ModelReady", service_pb2.ModelReadyRequest(name=member.missing)
         return "ServerReady", service_pb2.ServerReadyRequest()
+
+
+def _awaited(member: Member, call: Call, error: VisionClientError) -> str:
+    """The model to wait for at a server that a call's error ejects; empty for the server as such.
+
+    Where it is not the model that was broken or missing, one that it has served: servers may have different models, and
+    a typing error in a model's name must not keep one out.
+    """
+    of_the_model = isinstance(error, (ModelNotFoundError, ServerError)) or getattr(error, "broken", False)
+    return call.model if of_the_model or call.model in member.served else member.last_served
 
 
 def _accepts_ipv4(address: str) -> bool:
@@ -276,6 +279,11 @@ def _accepts_ipv4(address: str) -> bool:
 def reaches(error: Any) -> bool:
     """Whether an error shows that a server has been reached: also that it wants a token for such a question."""
     return error.code() not in NOT_REACHED or "restricted" in (error.details() or "").lower()
+
+
+def says_yes(response: Any) -> bool:
+    """Whether the answer to a question about readiness is yes; an empty one, a broken proxy's, is not."""
+    return response is not None and bool(response.ready)
 
 
 def server_info(response: Any) -> ServerInfo:

@@ -55,7 +55,13 @@ class DeadlineExceededError(VisionClientError):
 
 
 class ServerUnavailableError(VisionClientError):
-    """No server could be reached, or the server's model is broken."""
+    """No server could be reached, or the server's model is broken.
+
+    Attributes:
+        broken: whether it is the model; then only a restart of that server helps.
+    """
+
+    broken = False
 
 
 class ServerOverloadedError(ServerUnavailableError):

@@ -29,8 +29,13 @@ def watch(client: Survivor) -> None:
 
 
 def open_channel(owner: Any) -> None:
-    """Notes a channel of gRPC's asyncio side, or what holds it: it is open for as long as it is alive."""
+    """Notes what holds a channel of gRPC's asyncio side: it is open while that is alive, or until it is closed."""
     _open.add(owner)
+
+
+def closed_channel(owner: Any) -> None:
+    """It holds none any more."""
+    _open.discard(owner)
 
 
 def check_asyncio() -> None:

@@ -14,7 +14,7 @@ from tritonclient.grpc import service_pb2
 
 from triton_vision_client._batches import Batch, check_many, pack, window
 from triton_vision_client._calls import Call
-from triton_vision_client._client import Parameters, degraded, model_infos, server_info
+from triton_vision_client._client import Parameters, degraded, model_infos, says_yes, server_info
 from triton_vision_client._errors import BadImageError, RequestTooLargeError, VisionClientError
 from triton_vision_client._flight import GRACE_S, Flight
 from triton_vision_client._images import ImageSource, encode
@@ -291,4 +291,4 @@ class ImageClient(SyncCalls):
 
 
 def _says_yes(answer: Any) -> bool:
-    return not answer.cancelled() and answer.exception() is None and bool(answer.result().ready)
+    return not answer.cancelled() and answer.exception() is None and says_yes(answer.result())

@@ -23,6 +23,7 @@ from triton_vision_client._client import (
     UNREGISTER_S,
     BaseClient,
     reaches,
+    says_yes,
 )
 from triton_vision_client._flight import GRACE_S, Flight
 from triton_vision_client._names import LOOK_UP_S
@@ -82,13 +83,13 @@ class SyncCalls(BaseClient):
         """Asks whether a server is well again, without waiting for the answer."""
 
         def told(answer: Any) -> None:
-            if answer.cancelled():
-                well = False
-            elif answer.exception() is not None:
-                well = reaches(answer.exception())
-            else:
-                well = bool(answer.result().ready)
-            self._balancer.probed(member, well)
+            well = False
+            try:
+                if not answer.cancelled():
+                    error = answer.exception()
+                    well = says_yes(answer.result()) if error is None else reaches(error)
+            finally:
+                self._balancer.probed(member, well)
 
         method, request = self._readiness(member)
         # Waits for the connection, which gRPC makes in the meantime.
@@ -125,9 +126,9 @@ class SyncCalls(BaseClient):
         Raises:
             grpc.RpcError: the server could not be reached in the time that is due to it.
         """
-        if attempts.may_check(member) and not connection.connected:
+        if attempts.may_check(member):
             request = service_pb2.ServerLiveRequest()
-            limit = attempts.connect_timeout()
+            limit = attempts.check_timeout(member)
             try:
                 connection.stub.ServerLive(request, timeout=limit, metadata=self._settings.metadata)
             except grpc.RpcError as error:

@@ -75,7 +75,9 @@ def translate(
     if code == code_is.UNAVAILABLE:
         return _unavailable(details, lower, model, address, tls)
     if code == code_is.INTERNAL and "is not healthy" in lower:
-        return ServerUnavailableError(f"model {model!r} at {address} is broken; restart that server ({details})")
+        dead = ServerUnavailableError(f"model {model!r} at {address} is broken; restart that server ({details})")
+        dead.broken = True
+        return dead
     if code == code_is.RESOURCE_EXHAUSTED:
         if TOO_LARGE.search(lower):
             return RequestTooLargeError(

@@ -41,6 +41,7 @@ class Ready(Scripted):
     token = ""
     models: set[str] | None = None
     live: Script | None = None
+    ready: Script | None = None
 
     def ServerLive(self, request: Any, context: Any) -> Any:  # noqa: N802 - the protocol's
         return self.live(request, context) if self.live else service_pb2.ServerLiveResponse(live=True)
@@ -51,6 +52,8 @@ class Ready(Scripted):
     def ModelReady(self, request: Any, context: Any) -> Any:  # noqa: N802 - the protocol's
         if self.token and dict(context.invocation_metadata()).get("token") != self.token:
             context.abort(CODE.UNAVAILABLE, "This protocol is restricted, expecting header 'token'")
+        if self.ready:
+            return self.ready(request, context)
         return service_pb2.ModelReadyResponse(ready=self.models is None or request.name in self.models)
 
 
@@ -58,10 +61,14 @@ class Ready(Scripted):
 def start() -> Iterator[Callable[..., tuple[str, Ready]]]:
     servers = []
 
-    def one(script: Script, host: str = "127.0.0.1") -> tuple[str, Ready]:
+    def one(script: Script, host: str = "127.0.0.1", garbled: Callable[[], bool] | None = None) -> tuple[str, Ready]:
+        """A server; ``garbled`` says whether it answers questions about readiness with what is no message."""
         server = grpc.server(futures.ThreadPoolExecutor(16), options=[("grpc.max_receive_message_length", -1)])
         servicer = Ready(script)
         service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(servicer, server)
+        if garbled is not None:
+            garble = grpc.unary_unary_rpc_method_handler(lambda *_: b"\xff\xff\xff" if garbled() else b"\x08\x01")
+            server.add_registered_method_handlers("inference.GRPCInferenceService", {"ModelReady": garble})
         port = server.add_insecure_port(f"{host}:0")
         server.start()
         servers.append(server)

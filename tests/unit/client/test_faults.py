@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import socket
 import time
 from collections.abc import Callable
@@ -108,6 +109,82 @@ def test_a_mute_server_costs_a_moment_and_no_call(start: Start) -> None:
         assert [client.classify(b"x").predictions[0].class_id for _ in range(4)] == [1] * 4
     assert asyncio.run(twin()) == 4
     assert held
+
+
+def test_a_server_known_to_be_mute_does_not_swallow_what_another_refuses_for_a_moment(start: Start) -> None:
+    turn = itertools.count()
+
+    def now_and_then_full(request: Any, context: Any) -> Any:
+        if next(turn) % 4 == 3:
+            context.abort(CODE.UNAVAILABLE, "Exceeds maximum queue size")
+        return answer(request, context)
+
+    url, _ = start(now_and_then_full)
+    mute, servicer = start(lambda request, context: silent(request, context))
+
+    def silent(request: Any, context: Any) -> Any:  # noqa: ARG001
+        wait_until(lambda: not context.is_active(), 20)
+
+    servicer.live = servicer.ready = silent
+    with ImageClient([mute, url], timeout=20) as client:
+        for number in range(12):
+            began = time.monotonic()
+            assert client.classify(b"x").predictions[0].class_id == 1
+            assert number == 0 or time.monotonic() - began < 4
+
+
+def test_a_question_about_health_that_is_answered_with_nothing(start: Start) -> None:
+    ill = True
+
+    def sometimes(request: Any, context: Any) -> Any:
+        if ill:
+            context.abort(CODE.UNAVAILABLE, "Socket closed")
+        return answer(request, context)
+
+    url, _ = start(answer)
+    other, servicer = start(sometimes, garbled=lambda: ill)
+    with ImageClient(other) as client:
+        assert not client.ready()
+    with ImageClient([other, url]) as client:
+        for _ in range(8):
+            client.classify(b"x")
+        ill = False
+        before = len(servicer.requests)
+
+        def back() -> bool:
+            client.classify(b"x")
+            return len(servicer.requests) > before
+
+        wait_until(back, 2 * LONGEST_EJECTION_S)
+
+
+def test_servers_of_different_models_come_back(start: Start) -> None:
+    ill = False
+
+    def sometimes(request: Any, context: Any) -> Any:
+        if ill:
+            context.abort(CODE.UNAVAILABLE, "Socket closed")
+        if request.model_name != "ensemble":
+            context.abort(CODE.NOT_FOUND, "Request for unknown model")
+        return answer(request, context)
+
+    url, _ = start(answer)
+    one, servicer = start(sometimes)
+    servicer.models = {"ensemble"}
+    with ImageClient([one, url]) as client:
+        for model in ("ensemble", "other") * 4:
+            client.classify(b"x", model=model)
+        ill = True
+        for _ in range(4):
+            client.classify(b"x", model="other")
+        ill = False
+        before = len(servicer.requests)
+
+        def back() -> bool:
+            client.classify(b"x", model="ensemble")
+            return len(servicer.requests) > before
+
+        wait_until(back, 2 * LONGEST_EJECTION_S)
 
 
 def test_a_server_comes_back_for_a_client_of_other_models(start: Start) -> None:

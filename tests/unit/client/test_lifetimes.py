@@ -24,7 +24,7 @@ from triton_vision_client import AsyncImageClient, BadImageError, ImageClient, O
 from triton_vision_client._forks import _open
 
 from tests.unit.client.test_awkward import Start, start, wait_until
-from tests.unit.client.test_transport import answer
+from tests.unit.client.test_transport import Script, answer
 
 __all__ = ["start"]
 
@@ -110,6 +110,94 @@ def test_an_asyncio_client_is_closed_in_another_loop_than_it_was_used_in(start: 
         asyncio.run(client.classify(b"x"))
     assert len(servicer.requests) == 1
     assert not client._connections
+
+
+def hangs() -> tuple[Script, threading.Event]:
+    release = threading.Event()
+
+    def late(request: Any, context: Any) -> Any:
+        release.wait(10)
+        return answer(request, context)
+
+    return late, release
+
+
+def test_who_is_cancelled_before_the_end_hears_of_that(start: Start) -> None:
+    script, release = hangs()
+    url, _ = start(script)
+
+    async def work() -> None:
+        client = AsyncImageClient(url)
+        cancelled, waiting = (asyncio.ensure_future(client.classify(b"x")) for _ in range(2))
+        ready = asyncio.ensure_future(client.ready())
+        await asyncio.sleep(0.2)  # until they are under way, or not: either is fine
+        cancelled.cancel()
+        await client.close()
+        done = await asyncio.gather(cancelled, waiting, ready, return_exceptions=True)
+        assert isinstance(done[0], asyncio.CancelledError)
+        assert isinstance(done[1], ValueError)
+        assert isinstance(done[2], bool)
+
+    asyncio.run(work())
+    release.set()
+
+
+def test_an_end_that_is_cancelled_is_an_end(start: Start) -> None:
+    url, _ = start(answer)
+
+    async def work() -> None:
+        client = AsyncImageClient(url)
+        await client.classify(b"x")
+        ending = asyncio.ensure_future(client.close())
+        await asyncio.sleep(0)
+        ending.cancel()
+        await asyncio.gather(ending, return_exceptions=True)
+        await client.close()
+        assert not client._connections
+
+    asyncio.run(work())
+    assert not _open
+
+
+def test_a_source_that_blocks_does_not_keep_the_program_from_ending(start: Start) -> None:
+    url, _ = start(answer)
+    program = f"""
+import asyncio, os, signal, threading
+from triton_vision_client import AsyncImageClient
+
+def source():
+    yield b"x"
+    threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+    threading.Event().wait()
+
+async def main():
+    async with AsyncImageClient({url!r}) as client:
+        async for result in client.classify_many(source()):
+            print(result)
+
+asyncio.run(main())
+"""
+    ended = subprocess.run([sys.executable, "-c", program], timeout=20, capture_output=True, check=False)
+    assert b"KeyboardInterrupt" in ended.stderr
+
+
+def test_an_error_that_is_kept_does_not_keep_the_connection(start: Start) -> None:
+    script, release = hangs()
+    url, _ = start(script)
+    kept = []
+
+    async def work() -> None:
+        async with AsyncImageClient(url) as client:
+            try:
+                await client.classify(b"x", timeout=0.1)
+            except VisionClientError as error:
+                kept.append(error)
+
+    asyncio.run(work())
+    release.set()
+    assert len(kept) == 1
+    assert not _open
+    assert "_poll_wrapper" not in " ".join(thread.name for thread in threading.enumerate())
 
 
 def test_what_strikes_while_a_call_is_sent_spoils_no_later_one(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
