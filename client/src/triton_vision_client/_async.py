@@ -6,7 +6,7 @@ import asyncio
 import inspect
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Coroutine, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Callable, Optional, TypeVar, Union
 
@@ -114,7 +114,7 @@ class AsyncImageClient(AsyncCalls):
 
         flying: deque[tuple[Batch, asyncio.Task[list[Result]]]] = deque()
         await self._settle_in()
-        await self._look_up(self._settings.timeout)
+        await self._look_up(self._settings.timeout if timeout is None else timeout)
         most = window(len(self._balancer.members))
         reader = Reader(pack(images))
         try:
@@ -126,7 +126,7 @@ class AsyncImageClient(AsyncCalls):
                 if isinstance(batch, BaseException):
                     failure = batch  # what has been sent is answered first
                     break
-                flying.append((batch, asyncio.ensure_future(self._answers(batch, call_of))))
+                flying.append((batch, _started(self._answers(batch, call_of))))
                 if len(flying) >= most:
                     for result in await _landed(flying):
                         yield result
@@ -201,15 +201,16 @@ class AsyncImageClient(AsyncCalls):
 
     async def close(self) -> None:
         """Closes the connections; calls under way end with a ValueError. Idempotent."""
-        if self._loop is None or (self._loop is not asyncio.get_running_loop() and not self._loop.is_closed()):
-            self._closed = True  # there is nothing here to end
+        if self._loop is None:
+            self._closed = True  # there is nothing to end
             return
         # Whoever has been cancelled before shall hear of that, and not of this.
         for _ in range(2):
             await asyncio.sleep(0)
         try:
             if not self._closed:
-                await self._settle_in()  # what an event loop has left that is gone is ended in this one
+                await self._settle_in()
+                await self._end_others(lambda other: not other.is_running())
                 for left in self._stale:
                     self._connection(left.member)
                 self._closed = True
@@ -268,3 +269,10 @@ async def _landed(flying: deque[tuple[Batch, asyncio.Task[list[Result]]]]) -> li
         return list(batch.merge(await task))
     finally:
         del task  # which holds its error, whose traceback holds this
+
+
+def _started(work: Coroutine[Any, Any, list[Result]]) -> asyncio.Task[list[Result]]:
+    task = asyncio.ensure_future(work)
+    # Of a stream that nobody reads to its end, asyncio need not complain.
+    task.add_done_callback(lambda one: one.cancelled() or one.exception())
+    return task

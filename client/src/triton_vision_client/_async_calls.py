@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Coroutine
 from contextlib import suppress
-from typing import Any, Optional
+from typing import Any, Callable, Optional
 
 import grpc
 from tritonclient.grpc import service_pb2, service_pb2_grpc
@@ -25,7 +25,6 @@ from triton_vision_client._client import (
 )
 from triton_vision_client._errors import ServerError
 from triton_vision_client._forks import check_asyncio, closed_channel, open_channel
-from triton_vision_client._names import LOOK_UP_S
 from triton_vision_client._regions import IN_USE, Left
 from triton_vision_client._settings import Settings
 from triton_vision_client._shm import left_over
@@ -58,6 +57,10 @@ class Connection:
         return self.channel is not None and bool(self.channel.get_state() == grpc.ChannelConnectivity.READY)
 
 
+# What a client has of its own in each event loop.
+OF_A_LOOP = ("_balancer", "_names", "_found", "_gone", "_connections", "_regions", "_tasks", "_in_air")
+
+
 class AsyncCalls(BaseClient):
     """Connections and waiting, for callers in an event loop."""
 
@@ -65,6 +68,7 @@ class AsyncCalls(BaseClient):
         super()._start_anew()
         self._loop: Optional[asyncio.AbstractEventLoop] = None
         self._tasks: set[asyncio.Future[object]] = set()
+        self._of_other_loops: dict[asyncio.AbstractEventLoop, dict[str, Any]] = {}
 
     # -- servers -------------------------------------------------------------------------------------------------
 
@@ -74,23 +78,35 @@ class AsyncCalls(BaseClient):
         loop = asyncio.get_running_loop()
         if self._loop is loop:
             return
-        before, regions, connections, stale = self._loop, self._regions, self._connections, self._stale
-        left_behind, budget = self._left_behind, self._budget
-        self._start_anew()
-        self._loop, self._budget = loop, budget
-        if before is None or before.is_closed():
-            self._stale = [*stale, *regions.end()]
-            for connection in connections.values():
-                await connection.end()
+        stale, budget = self._stale, self._budget
+        if self._loop is not None:
+            self._of_other_loops[self._loop] = {name: getattr(self, name) for name in OF_A_LOOP}
+        others = self._of_other_loops
+        known = others.pop(loop, None)
+        if known is None:
+            self._start_anew()
         else:
-            # Somebody may still use it: closing it here would disturb him.
-            self._left_behind = [*left_behind, connections, regions]
+            self.__dict__.update(known)
+        self._loop, self._stale, self._budget, self._of_other_loops = loop, stale, budget, others
+        await self._end_others(lambda other: other.is_closed())
+
+    async def _end_others(self, which: Callable[[asyncio.AbstractEventLoop], bool]) -> None:
+        """Ends, in this event loop, what others have left; servers are told of their regions when there is occasion."""
+        for other in [other for other in self._of_other_loops if which(other)]:
+            left = self._of_other_loops.pop(other)
+            self._stale += left["_regions"].end()
+            for connection in left["_connections"].values():
+                await connection.end()
 
     async def _begin(self, call: Call) -> Attempts:
         """As in the synchronous twin."""
         await self._settle_in()
         attempts = self._attempts(call)
-        await self._look_up(attempts.remaining())
+        try:
+            await self._look_up(attempts.remaining())
+        except asyncio.CancelledError:
+            self._gave_up(call)
+            raise
         return attempts
 
     async def _look_up(self, timeout: float) -> None:
@@ -99,9 +115,10 @@ class AsyncCalls(BaseClient):
             self._names.suspect()
         first = self._names.look_up()
         if first is not None:
-            ended = asyncio.wrap_future(first)
+            future, limit = first
+            ended = asyncio.wrap_future(future)
             try:
-                await asyncio.wait({ended}, timeout=min(LOOK_UP_S, timeout / 2))
+                await asyncio.wait({ended}, timeout=min(limit, timeout / 2))
             finally:
                 ended.cancel()
         for connection in self._retired():
@@ -153,9 +170,13 @@ class AsyncCalls(BaseClient):
                     left = attempts.remaining()
                     message = self._regions.message(call, member, left)
                     sent = True
-                    response = await getattr(connection.stub, call.method)(
-                        message, timeout=left, metadata=call.metadata
-                    )
+                    self._in_air.add(call)
+                    try:
+                        response = await getattr(connection.stub, call.method)(
+                            message, timeout=left, metadata=call.metadata
+                        )
+                    finally:
+                        self._in_air.discard(call)
                     answered = True
                     result = call.read(response)
                 except (grpc.RpcError, ServerError) as failure:
@@ -184,7 +205,8 @@ class AsyncCalls(BaseClient):
                         self._balancer.answered(member)
                         continue
                     answered = error.code() in ANSWERS
-                typed, pause = self._failed(error, call, attempts, member, connected=connection.connected, sent=sent)
+                typed = self._failed(error, call, attempts, member, connected=connection.connected, sent=sent)
+                typed, pause = self._next(typed, call, attempts, member)
                 if pause is None:
                     try:
                         raise typed from error
@@ -237,7 +259,7 @@ class AsyncCalls(BaseClient):
     async def _unregister_all(self) -> None:
         """As in the synchronous twin."""
         until = time.monotonic() + LAST_CALLS_S
-        while self._regions.told and self._balancer.busy() and time.monotonic() < until:
+        while self._regions.told and self._in_air and time.monotonic() < until:
             await asyncio.sleep(IN_USE_PAUSE_S)
         lefts, until = [*self._stale, *self._regions.end()], time.monotonic() + UNREGISTER_S
         self._stale = []

@@ -150,10 +150,6 @@ class Balancer:
         with self._lock:
             member.outstanding -= 1
 
-    def busy(self) -> bool:
-        """Whether calls are under way."""
-        return any(member.outstanding for member in self.members)
-
     def any_ejected(self) -> bool:
         """Whether a member is left alone at present."""
         return any(member.ejected_until for member in self.members)

@@ -59,6 +59,8 @@ class BaseClient:
         # Those that no new call uses, but that calls may still be under way on.
         self._left_behind: list[Any] = []
         self._regions = Regions()
+        # The calls that are under way at a server.
+        self._in_air: set[Any] = set()
         # What servers are to be told of regions of event loops that are gone.
         self._stale: list[Left] = []
         self._start_over()
@@ -161,8 +163,8 @@ class BaseClient:
 
     def _failed(
         self, error: Any, call: Call, attempts: Attempts, member: Member, *, connected: bool, sent: bool
-    ) -> tuple[VisionClientError, Optional[float]]:
-        """The typed error of a failed try, and the pause before the next; None if there shall be none.
+    ) -> VisionClientError:
+        """The typed error of a failed try, of which the balancer is told.
 
         Args:
             error: gRPC's, or the typed one of an answer that cannot be read.
@@ -185,13 +187,21 @@ class BaseClient:
                 unsent_for=None if sent else time.monotonic() - attempts.try_began,
                 tls=self._settings.tls is not None,
             )
-        attempts.settle(
-            member, typed, own_model=call.model == self._settings.model, missing=_awaited(member, call, typed)
-        )
+        own_model = call.model == self._settings.model
+        attempts.settle(member, typed, own_model=own_model, missing=_awaited(member, call, typed))
+        return typed
+
+    def _next(
+        self, typed: VisionClientError, call: Call, attempts: Attempts, member: Member, ended: Optional[float] = None
+    ) -> tuple[VisionClientError, Optional[float]]:
+        """The error that a try has ended with, at the time ``ended`` or now, and the pause before the next try.
+
+        None as a pause: there shall be none, and the error is the whole call's.
+        """
         pause = attempts.pause_after(member, typed)
         if pause is None:
             typed = attempts.verdict(typed)
-            self._tell("call", type(typed).__name__, time.monotonic() - call.began)
+            self._tell("call", type(typed).__name__, (ended or time.monotonic()) - call.began)
         else:
             self._tell("retry", typed)
         return typed, pause

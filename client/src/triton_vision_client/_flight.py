@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Optional
 import grpc
 
 from triton_vision_client._calls import ANSWERS, Call
-from triton_vision_client._errors import DeadlineExceededError, ServerError
+from triton_vision_client._errors import DeadlineExceededError, ServerError, VisionClientError
 
 if TYPE_CHECKING:
     from triton_vision_client._sync_calls import SyncCalls
@@ -35,7 +35,7 @@ class Flight:
 
     def _start(self) -> None:
         client, call, attempts = self._client, self._call, self._attempts
-        self._failure: Optional[grpc.RpcError] = None
+        self._failure: Optional[Exception] = None
         self._connection: Any = None
         self._sent = False
         self._member = attempts.next()
@@ -48,16 +48,25 @@ class Flight:
             message = client._regions.message(call, self._member, left)
             send = getattr(self._connection.stub, call.method)
             self._sent = True
+            client._in_air.add(self)
             if self._waits:
-                self._answer = send(message, timeout=left, metadata=call.metadata)
+                try:
+                    self._answer = send(message, timeout=left, metadata=call.metadata)
+                finally:
+                    client._in_air.discard(self)
             else:
                 self._answer = send.future(message, timeout=left, metadata=call.metadata)
                 self._answer.add_done_callback(self._note_end)
         except grpc.RpcError as error:
             self._failure = error
+            if not self._sent:
+                # Known at once, so that no other call goes there, and not when somebody comes for this one.
+                connected = self._connection.connected
+                self._failure = client._failed(error, call, attempts, self._member, connected=connected, sent=False)
         except BaseException as error:
-            if not isinstance(error, Exception):
-                # A signal's exception, such as Ctrl-C's, may have struck gRPC anywhere.
+            client._in_air.discard(self)
+            if self._sent or not isinstance(error, Exception):
+                # A signal's exception, such as Ctrl-C's or an alarm's, may have struck gRPC anywhere.
                 client._give_up(self._member, self._connection)
                 client._gave_up(call)
             client._balancer.ended(self._member)
@@ -69,6 +78,7 @@ class Flight:
     def _note_end(self, _: Any) -> None:
         """The answer is there, whenever somebody comes for it."""
         self._ended = time.monotonic()
+        self._client._in_air.discard(self)
 
     def land(self) -> Any:
         """What the caller wants of the response; raises the typed error if there is none."""
@@ -85,12 +95,13 @@ class Flight:
                     raise self._failure
                 response = self._answer if self._waits else self._answer.result(self._attempts.remaining() + GRACE_S)
                 result = call.read(response)
-            except (grpc.RpcError, ServerError) as failure:
+            except (grpc.RpcError, VisionClientError) as failure:
                 # gRPC raises the answer itself, whose traceback would hold it, this call and its images in a cycle.
                 error = failure.with_traceback(None)
             except grpc.FutureTimeoutError:
                 # gRPC has lost the call: an exception of a signal has struck the connection.
                 client._give_up(self._member, self._connection)
+                client._in_air.discard(self)
                 error = DeadlineExceededError(f"{self._member.address} did not answer within {call.timeout:g} s")
             except BaseException:
                 self.cancel()
@@ -100,17 +111,19 @@ class Flight:
                 client._free(call, answered=True)
                 return result
             if client._closed:
-                client._balancer.ended(self._member)
+                if self._sent:
+                    client._balancer.ended(self._member)
                 client._free(call, answered=False)
                 raise ValueError("the client is closed") from error
             if isinstance(error, grpc.RpcError) and client._regions.forgotten(error, call, self._member):
                 client._balancer.answered(self._member)
                 self._start()
                 continue
-            connected = self._connection.connected
-            typed, pause = client._failed(
-                error, call, self._attempts, self._member, connected=connected, sent=self._sent
-            )
+            typed = error
+            if self._sent:
+                connected = self._connection.connected
+                typed = client._failed(error, call, self._attempts, self._member, connected=connected, sent=True)
+            typed, pause = client._next(typed, call, self._attempts, self._member, self._ended)
             if pause is None:
                 client._free(call, answered=_is_answer(error))
                 try:
@@ -133,11 +146,18 @@ class Flight:
         """Gives up on it."""
         if self._process != os.getpid():
             return  # it is another process's
+        client, call = self._client, self._call
+        if self._failure is None and not self._waits and self._answer.done() and self._answer.exception() is None:
+            # It was answered; only nobody has come for it.
+            client._succeeded(call, self._attempts, self._member, self._ended)
+            client._free(call, answered=True)
+            return
         if self._failure is None and not self._waits:
             self._answer.cancel()
-        self._client._gave_up(self._call)
-        self._client._balancer.ended(self._member)
-        self._client._free(self._call, answered=False)
+        client._gave_up(call)
+        if self._sent:
+            client._balancer.ended(self._member)
+        client._free(call, answered=False)
 
 
 def _is_answer(error: Any) -> bool:

@@ -12,7 +12,7 @@ from typing import Any, Callable, Optional
 
 from triton_vision_client._balancer import Member
 
-# How long a call waits for the first look-up; without an answer by then, resolving is gRPC's affair.
+# How long calls wait for the first look-up; without an answer by then, resolving is gRPC's affair.
 LOOK_UP_S = 2.0
 # How often a name is looked up while calls are made, to find servers that it has gained, or lost without a failure.
 LOOK_UP_EVERY_S = 30.0
@@ -45,14 +45,19 @@ class Names:
         self._began = 0.0
         self._running = False
         self._first: Future[None] = Future()
+        self._first_until: Optional[float] = None
         self._first.set_running_or_notify_cancel()  # a waiter that gives up must not end it for the others
 
     def suspect(self) -> None:
         """A server has failed, or has gone: its name may stand for others by now, or soon."""
         self._due = min(self._due, self._began + LOOK_UP_AGAIN_S)
 
-    def look_up(self) -> Optional[Future[None]]:
-        """Begins a look-up if it is time to; returns what ends with the very first one, None after that."""
+    def look_up(self) -> Optional[tuple[Future[None], float]]:
+        """Begins a look-up if it is time to.
+
+        Returns:
+            What ends with the very first one, and for how many seconds to wait for it; None after that.
+        """
         if not self._named:
             return None
         with self._lock:
@@ -60,12 +65,15 @@ class Names:
             begins = not self._running and now >= self._due
             if begins:
                 self._running, self._began, self._due = True, now, now + LOOK_UP_EVERY_S
+            if self._first_until is None:
+                self._first_until = now + LOOK_UP_S
         if begins:
             try:
                 threading.Thread(target=self._run, name="look-up", daemon=True).start()
             except RuntimeError:  # no more threads can be had, or the interpreter ends
                 self._ended()
-        return None if self._first.done() else self._first
+        left = self._first_until - now
+        return None if self._first.done() or left <= 0 else (self._first, left)
 
     def _run(self) -> None:
         try:

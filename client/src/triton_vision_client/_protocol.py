@@ -41,7 +41,7 @@ LOOPBACK = re.compile(
 KEEPALIVE_S = 5
 # How long the answer may take, as a share of the client's timeout: on a slow line it waits behind an image; but what is
 # left of the timeout shall do for another server.
-ANSWER_SHARE, SHORTEST_ANSWER_S = 0.5, 5.0
+ANSWER_SHARE, SHORTEST_ANSWER_S = 0.5, 15.0
 # How soon a server that is back is found, in milliseconds; gRPC's own default waits up to two minutes.
 FIRST_RECONNECT_MS, LAST_RECONNECT_MS, CONNECT_MS = 100, 1000, 3000
 

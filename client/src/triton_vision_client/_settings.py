@@ -26,6 +26,8 @@ GRPC_URL = re.compile(r"(unix|unix-abstract|ipv4|ipv6|dns|vsock):[^\s]+")
 # come may have more.
 IDS_FLAGS = r"(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}"
 TRACEPARENT = re.compile(rf"00-{IDS_FLAGS}|(?!00|ff)[0-9a-f]{{2}}-{IDS_FLAGS}(-[!-~]*)?")
+# A version to come may have more than the 55 characters of today's, but servers take 8 KiB of headers in all.
+LONGEST_TRACE = 512
 LOG = logging.getLogger("triton_vision_client")
 
 # Takes the image as the caller gave it and why no server has answered; gives the answer to use instead.
@@ -107,11 +109,11 @@ class Settings:
             return self.metadata
         merged = {**dict(self.metadata), **dict(check_headers(headers))}
         if traceparent is not None:
-            if TRACEPARENT.fullmatch(traceparent):
+            if len(traceparent) <= LONGEST_TRACE and TRACEPARENT.fullmatch(traceparent):
                 merged["traceparent"] = traceparent
             else:
                 # Trace Context, 3.2.2: whoever cannot read it goes on without; it comes from strangers, often.
-                LOG.debug("traceparent %r is not passed on: it is none", traceparent)
+                LOG.debug("traceparent %.60r is not passed on: it is none", traceparent)
         return tuple(merged.items())
 
 

@@ -148,7 +148,7 @@ class ImageClient(SyncCalls):
             )
 
         call_of(Batch())  # what is wrong with the arguments is said here, not at the first result
-        return self._stream(images, call_of)
+        return self._stream(images, call_of, self._settings.timeout if timeout is None else timeout)
 
     def infer(
         self,
@@ -240,9 +240,11 @@ class ImageClient(SyncCalls):
 
     # -- many images ---------------------------------------------------------------------------------------------
 
-    def _stream(self, images: Iterable[ImageSource], call_of: Callable[[Batch], Call]) -> Generator[Result, None, None]:
+    def _stream(
+        self, images: Iterable[ImageSource], call_of: Callable[[Batch], Call], timeout: float
+    ) -> Generator[Result, None, None]:
         flying: deque[tuple[Batch, Optional[Flight]]] = deque()
-        self._look_up(self._settings.timeout)
+        self._look_up(timeout)
         most = window(len(self._balancer.members))
         try:
             failure: Optional[BaseException] = None

@@ -26,7 +26,6 @@ from triton_vision_client._client import (
     says_yes,
 )
 from triton_vision_client._flight import GRACE_S, Flight
-from triton_vision_client._names import LOOK_UP_S
 from triton_vision_client._regions import IN_USE, Left
 from triton_vision_client._settings import Settings
 from triton_vision_client._shm import left_over
@@ -64,7 +63,11 @@ class SyncCalls(BaseClient):
     def _begin(self, call: Call) -> Attempts:
         """Starts a call's clock, and sees to the servers; the first calls wait until their names are resolved."""
         attempts = self._attempts(call)
-        self._look_up(attempts.remaining())
+        try:
+            self._look_up(attempts.remaining())
+        except BaseException:
+            self._gave_up(call)
+            raise
         return attempts
 
     def _look_up(self, timeout: float) -> None:
@@ -73,9 +76,14 @@ class SyncCalls(BaseClient):
             self._names.suspect()
         first = self._names.look_up()
         if first is not None:
+            ended, limit = first
             with suppress(futures.TimeoutError):
-                first.result(min(LOOK_UP_S, timeout / 2))
+                ended.result(min(limit, timeout / 2))
         end(self._retired())
+        if self._left_behind and not self._in_air:
+            with self._lock:
+                struck, self._left_behind = self._left_behind, []
+            end(struck, wait=0)
         for member in self._balancer.due():
             self._probe(member)
 
@@ -187,7 +195,7 @@ class SyncCalls(BaseClient):
     def _unregister_all(self) -> None:
         """At the end: waits until the servers know, and asks those again that are still reading."""
         until = time.monotonic() + LAST_CALLS_S
-        while self._regions.told and self._balancer.busy() and time.monotonic() < until:
+        while self._regions.told and self._in_air and time.monotonic() < until:
             time.sleep(IN_USE_PAUSE_S)
         lefts, until = self._regions.end(), time.monotonic() + UNREGISTER_S
         while lefts:
@@ -207,8 +215,8 @@ class SyncCalls(BaseClient):
                 time.sleep(IN_USE_PAUSE_S)
 
 
-def end(connections: Sequence[Connection]) -> None:
-    """Closes connections; for those that gRPC cannot end, waits no longer than CLOSE_S."""
+def end(connections: Sequence[Connection], wait: float = CLOSE_S) -> None:
+    """Closes connections; for those that gRPC cannot end, waits no longer than so many seconds."""
 
     def close() -> None:
         for connection in connections:
@@ -221,4 +229,4 @@ def end(connections: Sequence[Connection]) -> None:
         thread.start()
     except RuntimeError:  # the interpreter ends, and with it the connections
         return
-    thread.join(CLOSE_S)
+    thread.join(wait)

@@ -19,9 +19,14 @@ from triton_vision_client._errors import (
     VisionClientError,
 )
 
-TOO_LARGE = re.compile(r"larger than max|too large|maximum message size|max(imum)? size")
-# How gRPC reports, in various ways, that a connection ended in the middle of a call.
-CONNECTION_LOST = re.compile(r"stream removed|rst_stream|failed parsing http|connection reset|socket closed|goaway")
+TOO_LARGE = re.compile(r"larger than max|message.*too large|maximum message size")
+# How gRPC itself begins its reports of a connection that ended in the middle of a call; a model's own words come later.
+CONNECTION_LOST = re.compile(
+    r"stream removed|(received )?rst_stream|rst stream|failed parsing http|connection reset|recvmsg|broken pipe"
+    r"|socket closed|goaway|transport closed"
+)
+# With which Triton says that it has no such model.
+MODEL_CODES = (grpc.StatusCode.NOT_FOUND, grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.INVALID_ARGUMENT)
 REFUSAL = re.compile(r"image (\d+): ([a-z_]+): (.*)", re.DOTALL)
 
 
@@ -58,7 +63,7 @@ def translate(
         return RequestTooLargeError(f"a proxy at {address} refuses the message: send smaller images ({details})")
     if code == code_is.UNIMPLEMENTED and "http2 header" in lower:
         return _no_grpc(address, tls)
-    if "unknown model" in lower or code == code_is.NOT_FOUND:
+    if code == code_is.NOT_FOUND or ("unknown model" in lower and code in MODEL_CODES):
         return ModelNotFoundError(
             f"{address} serves no model {model!r}: see what it serves, or name another model ({details})"
         )
@@ -83,10 +88,12 @@ def translate(
             return RequestTooLargeError(
                 f"{address} refuses the message: send fewer or smaller images at once ({details})"
             )
+        if "metadata" in lower:
+            return ServerError(f"{address} refuses the headers: send fewer or shorter ones ({details})")
         return ServerOverloadedError(f"{address} takes no more calls: try again later, or send less ({details})")
     if code == code_is.UNIMPLEMENTED:
         return ServerError(f"{address} speaks gRPC, but is no Triton server ({details})")
-    if code in (code_is.UNKNOWN, code_is.INTERNAL, code_is.CANCELLED) and CONNECTION_LOST.search(lower):
+    if code in (code_is.UNKNOWN, code_is.INTERNAL, code_is.CANCELLED) and CONNECTION_LOST.match(lower):
         return ServerUnavailableError(f"the connection to {address} broke off: check the network ({details})")
     # Who else than the server, or a proxy, has cancelled it?
     suspect = code in (code_is.INTERNAL, code_is.UNKNOWN, code_is.DATA_LOSS, code_is.ABORTED, code_is.CANCELLED)
@@ -111,10 +118,16 @@ def _no_grpc(address: str, tls: bool) -> ServerUnavailableError:
 def _unavailable(details: str, lower: str, model: str, address: str, tls: bool) -> VisionClientError:
     if "exceeds maximum queue size" in lower or "queue size" in lower:
         return ServerOverloadedError(f"the queue of {address} is full: try again later, or send less ({details})")
-    if "timeout expired" in lower or "request timeout" in lower:
+    if "timeout expired" in lower:
         late = ServerOverloadedError(f"the request waited too long in the queue of {address} ({details})")
         late.waited = True
         return late
+    if "http2 header with status: 429" in lower:
+        return ServerOverloadedError(f"a proxy at {address} takes no more calls: try again later ({details})")
+    if "http2 header with status" in lower:
+        return ServerUnavailableError(f"a proxy at {address} has no server that answers ({details})")
+    if "server not ready" in lower:
+        return ServerUnavailableError(f"{address} is not ready: it is starting or ending ({details})")
     if "not ready" in lower or "no available versions" in lower:
         return ModelNotFoundError(f"model {model!r} at {address} is not ready ({details})")
     if any(word in lower for word in ("ssl", "handshake", "certificate", "verification check failed")):

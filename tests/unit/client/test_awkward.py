@@ -165,7 +165,7 @@ def test_names_are_looked_up_from_time_to_time_and_soon_after_a_failure(monkeypa
         before = len(asked)
         first = names.look_up()
         if first is not None:
-            first.result(5)
+            first[0].result(5)
         wait_until(lambda: not names._running)
         return len(asked) > before
 
