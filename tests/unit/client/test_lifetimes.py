@@ -9,6 +9,7 @@ import gc
 import os
 import pickle
 import signal
+import struct
 import subprocess
 import sys
 import threading
@@ -243,20 +244,17 @@ def test_the_observer_hears_of_what_was_cancelled(start: Start) -> None:
 
 def test_the_observer_hears_of_what_was_answered_though_nobody_came_for_it(start: Start) -> None:
     script, release = hangs()
-    sizes: list[int] = []
 
     def first_two(request: Any, context: Any) -> Any:
-        sizes.append(len(request.raw_input_contents[0]))
-        return answer(request, context) if len(sizes) < 3 else script(request, context)
+        (first_length,) = struct.unpack_from("<I", request.raw_input_contents[0])
+        return answer(request, context) if first_length <= 17 else script(request, context)
 
     url, servicer = start(first_two)
     heard = Heard()
     with ImageClient(url, observer=heard) as client:
-        stream = client.classify_many([b"x"] * 60)
-        wait = threading.Thread(target=wait_until, args=(lambda: len(servicer.requests) == 4,))
-        wait.start()
+        stream = client.classify_many([b"x" * size for size in range(1, 61)])
         next(stream)
-        wait.join()
+        wait_until(lambda: len(servicer.requests) == 4 and len(client._in_air) == 2)
         stream.close()
     release.set()
     assert [outcome for outcome, _ in heard.calls] == ["ok", "ok", "cancelled", "cancelled"]
