@@ -147,10 +147,8 @@ class Flight:
         if self._process != os.getpid():
             return  # it is another process's
         client, call = self._client, self._call
-        if self._failure is None and not self._waits and self._answer.done() and self._answer.exception() is None:
-            # It was answered; only nobody has come for it.
-            client._succeeded(call, self._attempts, self._member, self._ended)
-            client._free(call, answered=True)
+        if self._failure is None and not self._waits and self._answer.done():
+            self._settle_unread()
             return
         if self._failure is None and not self._waits:
             self._answer.cancel()
@@ -158,6 +156,17 @@ class Flight:
         if self._sent:
             client._balancer.ended(self._member)
         client._free(call, answered=False)
+
+    def _settle_unread(self) -> None:
+        """It has ended; only nobody has come for it."""
+        client, call, error = self._client, self._call, self._answer.exception()
+        if error is None:
+            client._succeeded(call, self._attempts, self._member, self._ended)
+        else:
+            connected = self._connection.connected
+            typed = client._failed(error, call, self._attempts, self._member, connected=connected, sent=True)
+            client._tell("call", type(typed).__name__, (self._ended or time.monotonic()) - call.began)
+        client._free(call, answered=error is None or _is_answer(error))
 
 
 def _is_answer(error: Any) -> bool:
