@@ -37,6 +37,8 @@ class AsyncImageClient(AsyncCalls):
     may be a coroutine function. Cancelling a call cancels it on the server, between its steps.
     """
 
+    _end: Optional[asyncio.Future[None]] = None
+
     def __init__(
         self,
         url: Union[str, Sequence[str]] = "localhost:8001",
@@ -204,6 +206,15 @@ class AsyncImageClient(AsyncCalls):
         if self._loop is None:
             self._closed = True  # there is nothing to end
             return
+        while self._end is not None and not self._end.done() and self._end.get_loop() is asyncio.get_running_loop():
+            await asyncio.wait({self._end})  # somebody else's
+        self._end = asyncio.get_running_loop().create_future()
+        try:
+            await self._close()
+        finally:
+            self._end.set_result(None)
+
+    async def _close(self) -> None:
         # Whoever has been cancelled before shall hear of that, and not of this.
         for _ in range(2):
             await asyncio.sleep(0)

@@ -34,7 +34,7 @@ class Connection:
     """One server's channel, made in the event loop that uses it."""
 
     def __init__(self, member: Member, settings: Settings) -> None:
-        options = _protocol.channel_options(member.address, member.authority, settings.timeout)
+        options = _protocol.channel_options(member.address, member.authority)
         credentials = settings.credentials()
         self.channel = (
             grpc.aio.insecure_channel(member.address, options=options)
@@ -185,6 +185,7 @@ class AsyncCalls(BaseClient):
                     self._balancer.ended(member)
                     if self._closed and not _is_cancelled():
                         # gRPC cancels the calls of a channel that is closed.
+                        self._gave_up(call)
                         raise ValueError("the client is closed") from None
                     self._gave_up(call)
                     raise
@@ -199,6 +200,7 @@ class AsyncCalls(BaseClient):
                 assert connection is not None
                 if self._closed:
                     self._balancer.ended(member)
+                    self._gave_up(call)
                     raise ValueError("the client is closed") from error
                 if isinstance(error, grpc.RpcError):
                     if self._regions.forgotten(error, call, member):

@@ -11,6 +11,7 @@ import grpc
 
 from triton_vision_client._balancer import Balancer, Member
 from triton_vision_client._errors import (
+    BadImageError,
     DeadlineExceededError,
     ModelNotFoundError,
     ServerError,
@@ -35,6 +36,10 @@ ANSWERS = (
 # With several servers, how long one may take to show that it is there before the next is asked; and one that had been
 # left alone, because it did not.
 CHECK_S, CHECK_AGAIN_S = 3.0, 0.5
+
+
+# How many servers' failures an error names beside its own.
+NAMED = 7
 
 
 class Call:
@@ -154,15 +159,17 @@ class Attempts:
     def pause_after(self, member: Member, error: VisionClientError) -> Optional[float]:
         """Seconds to wait before the next try; None if there shall be none.
 
-        A server that has not been asked yet is asked at once; after a full queue only if its own had room of late, so
-        that overloaded servers do not see every call of every caller. Going round again costs one of the policy's
-        attempts, a pause, and a retry of the client's budget.
+        A server that has not been asked yet is asked at once; after a full queue, if its own was full of late as well,
+        that takes a retry of the client's budget, so that overloaded servers do not see every call of every caller.
+        Going round again costs one of the policy's attempts, a pause, and a retry of the budget.
         """
         self._failures[member] = error
         if not may_retry(error):
             return None
         full = isinstance(error, ServerOverloadedError)
         if self._retry.attempts > 1 and self._balancer.has_untried(self._tried, with_room=full):
+            return 0.0
+        if full and self._retry.attempts > 1 and self._balancer.has_untried(self._tried) and self._budget.spend():
             return 0.0
         if not isinstance(self._gravest(), ServerUnavailableError):
             return None  # the same again
@@ -183,12 +190,13 @@ class Attempts:
         failures, gravest = list(self._failures.values()), self._gravest()
         # An error that is raised holds this object, by way of its traceback.
         self._failures.clear()
-        if len(failures) < 2 or not may_retry(error):
+        if len(failures) < 2 or isinstance(error, BadImageError):
             return error
-        others = [str(other) for other in failures if other is not gravest]
-        more = f"; and {len(others) - 1} more" if len(others) > 1 else ""
-        merged = type(gravest)(f"{gravest}; also: {others[0]}{more}")
-        merged.__dict__.update(gravest.__dict__)
+        kept = gravest if may_retry(error) else error
+        others = [str(other) for other in failures if other is not kept]
+        more = [f"{len(others) - NAMED} more servers"] if len(others) > NAMED else []
+        merged = type(kept)(f"{kept}; also: {'; '.join(others[:NAMED] + more)}")
+        merged.__dict__.update(kept.__dict__)
         return merged
 
     def _gravest(self) -> VisionClientError:

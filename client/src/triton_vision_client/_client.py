@@ -54,6 +54,8 @@ class BaseClient:
     def _start_anew(self) -> None:
         """Has nothing of its own yet: neither locks nor connections nor shared memory."""
         self._lock = threading.RLock()
+        # Held while the client is closed, so that whoever closes it, too, comes back when that is done.
+        self._ending = threading.RLock()
         self._budget = Budget(self._settings.retry.budget, self._settings.retry.reserve)
         self._connections: dict[Member, Any] = {}
         # Those that no new call uses, but that calls may still be under way on.

@@ -113,6 +113,7 @@ class Flight:
             if client._closed:
                 if self._sent:
                     client._balancer.ended(self._member)
+                client._gave_up(call)
                 client._free(call, answered=False)
                 raise ValueError("the client is closed") from error
             if isinstance(error, grpc.RpcError) and client._regions.forgotten(error, call, self._member):

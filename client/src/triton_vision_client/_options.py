@@ -21,8 +21,8 @@ class RetryPolicy:
         initial: seconds.
         maximum: seconds.
         budget: how many retries each call earns for its client, so that a server in trouble sees at most so much more
-            than its share. Asking a server that this call has not tried costs nothing; one whose queue has just been
-            full is not asked.
+            than its share. Asking a server that this call has not tried costs nothing, unless its queue has just been
+            full.
         reserve: how many retries a client starts with, and can save.
     """
 

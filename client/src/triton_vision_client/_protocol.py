@@ -39,31 +39,23 @@ LOOPBACK = re.compile(
 # Triton's defaults take that: gRPC sends two pings at most without data of its own in between, and a server closes a
 # connection only at the third that comes too soon.
 KEEPALIVE_S = 5
-# How long the answer may take, as a share of the client's timeout: on a slow line it waits behind an image; but what is
-# left of the timeout shall do for another server.
-ANSWER_SHARE, SHORTEST_ANSWER_S = 0.5, 15.0
+# How long the answer may take: on a slow line it waits behind an image, yet of a call's default timeout there shall be
+# something left for another server.
+ANSWER_S = 15
 # How soon a server that is back is found, in milliseconds; gRPC's own default waits up to two minutes.
 FIRST_RECONNECT_MS, LAST_RECONNECT_MS, CONNECT_MS = 100, 1000, 3000
 
 
-def channel_options(
-    url: str, authority: Optional[str] = None, timeout: float = 30.0
-) -> list[tuple[str, Union[int, str]]]:
-    """gRPC's options for a connection to ``url``.
-
-    Args:
-        authority: the name that its certificate must hold, if not that of the address.
-        timeout: the client's, in seconds.
-    """
-    answer_ms = int(1000 * max(SHORTEST_ANSWER_S, ANSWER_SHARE * timeout))
+def channel_options(url: str, authority: Optional[str] = None) -> list[tuple[str, Union[int, str]]]:
+    """gRPC's options for a connection to ``url``, whose certificate holds the name ``authority``."""
     # No limit of our own: protobuf's (2 GiB) and the server's hold.
     options: list[tuple[str, Union[int, str]]] = [
         ("grpc.max_send_message_length", -1),
         ("grpc.max_receive_message_length", -1),
         ("grpc.keepalive_time_ms", KEEPALIVE_S * 1000),
-        ("grpc.keepalive_timeout_ms", answer_ms),
+        ("grpc.keepalive_timeout_ms", ANSWER_S * 1000),
         # gRPC also pings to measure bandwidth, and while one such ping is unanswered, none of the others is sent.
-        ("grpc.http2.ping_timeout_ms", answer_ms),
+        ("grpc.http2.ping_timeout_ms", ANSWER_S * 1000),
         ("grpc.http2.max_pings_without_data", 2),
         ("grpc.initial_reconnect_backoff_ms", FIRST_RECONNECT_MS),
         ("grpc.max_reconnect_backoff_ms", LAST_RECONNECT_MS),

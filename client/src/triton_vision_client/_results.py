@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
 from typing import Any, Optional
+
+import numpy as np
 
 from triton_vision_client._errors import BadImageError
 
@@ -36,12 +39,13 @@ class Result:
     def __repr__(self) -> str:
         # An image in full would fill a log.
         source = self.source
-        if isinstance(source, (bytes, bytearray, memoryview)):
+        named = f"<{type(source).__name__}>"
+        if isinstance(source, (str, os.PathLike)):
+            named = repr(os.fsdecode(source)[:200])
+        elif isinstance(source, (bytes, bytearray, memoryview)):
             named = f"<{type(source).__name__} of {len(source)}>"
-        elif hasattr(source, "shape"):
-            named = f"<{type(source).__name__} of {source.shape}>"
-        else:
-            named = repr(source)
+        elif isinstance(source, np.ndarray):
+            named = f"<ndarray of {source.shape}>"
         more = ", degraded=True" if self.degraded else ""
         return f"Result({named}, predictions={self.predictions!r}, error={self.error!r}{more})"
 

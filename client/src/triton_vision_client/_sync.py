@@ -218,14 +218,15 @@ class ImageClient(SyncCalls):
 
     def close(self) -> None:
         """Closes the connections; calls under way end with a ValueError. Idempotent."""
-        with self._lock:
-            already, self._closed = self._closed, True
-        if not already:
-            self._unregister_all()
-        with self._lock:
-            connections = [*self._connections.values(), *self._left_behind]
-            self._connections, self._left_behind = {}, []
-        end(connections)
+        with self._ending:
+            with self._lock:
+                already, self._closed = self._closed, True
+            if not already:
+                self._unregister_all()
+            with self._lock:
+                connections = [*self._connections.values(), *self._left_behind]
+                self._connections, self._left_behind = {}, []
+            end(connections)
 
     def __enter__(self: Self) -> Self:
         return self

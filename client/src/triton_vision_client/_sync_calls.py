@@ -35,7 +35,7 @@ class Connection:
     """One server's channel."""
 
     def __init__(self, member: Member, settings: Settings) -> None:
-        options = _protocol.channel_options(member.address, member.authority, settings.timeout)
+        options = _protocol.channel_options(member.address, member.authority)
         credentials = settings.credentials()
         self.channel = (
             grpc.insecure_channel(member.address, options=options)

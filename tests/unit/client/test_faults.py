@@ -25,7 +25,6 @@ from triton_vision_client import (
     TLSConfig,
 )
 from triton_vision_client._balancer import FIRST_EJECTION_S, LONGEST_EJECTION_S
-from triton_vision_client._protocol import channel_options
 from triton_vision_client._translate import translate
 
 from tests.unit.client.test_awkward import Start, start, wait_until
@@ -304,13 +303,6 @@ def test_look_ups_are_within_the_call_s_time(start: Start, monkeypatch: pytest.M
     asynchronous = AsyncImageClient([dead, url])
     assert not late(0.6, lambda: asyncio.run(asynchronous.classify(b"x", timeout=0.6)))
     asyncio.run(asynchronous.close())
-
-
-def test_keepalive_waits_longer_where_the_caller_does() -> None:
-    def patience(timeout: float) -> Any:
-        return dict(channel_options("host:1", timeout=timeout))["grpc.http2.ping_timeout_ms"]
-
-    assert [patience(seconds) for seconds in (1.0, 30.0, 60.0)] == [15000, 15000, 30000]
 
 
 def test_certificates_are_looked_at_before_they_are_used(tmp_path: Path) -> None:
