@@ -36,6 +36,8 @@ ANSWERS = (
 # With several servers, how long one may take to show that it is there before the next is asked; and one that had been
 # left alone, because it did not.
 CHECK_S, CHECK_AGAIN_S = 3.0, 0.5
+# One that has not answered in less than this may as well be far away.
+TELLING_S = 1.0
 
 
 # How many servers' failures an error names beside its own.
@@ -120,7 +122,9 @@ class Attempts:
     def check_timeout(self, member: Member) -> float:
         """Seconds that one of several servers may take to show that it is there."""
         longest = CHECK_AGAIN_S if member.ejected_until else CHECK_S
-        return min(longest, self.remaining() / (len(self._balancer.members) + 1))
+        left = self.remaining()
+        # A server far away takes some round trips to be connected.
+        return max(min(longest, left / (len(self._balancer.members) + 1)), min(CHECK_AGAIN_S, left / 2))
 
     def next(self) -> Member:
         """The server for the next try."""
@@ -134,11 +138,18 @@ class Attempts:
         return not member.proven and len(self._balancer.members) > 1
 
     def settle(
-        self, member: Member, error: Optional[VisionClientError], *, own_model: bool = True, missing: str = ""
+        self,
+        member: Member,
+        error: Optional[VisionClientError],
+        *,
+        own_model: bool = True,
+        missing: str = "",
+        unanswered_for: Optional[float] = None,
     ) -> None:
         """Tells the balancer how a try has ended.
 
         Args:
+            unanswered_for: for how many seconds a question that comes before the call has had no answer at all.
             own_model: whether the call was for the client's own model, which all its servers should have.
             missing: the model that must be ready at the server until it comes back, should it be ejected.
         """
@@ -147,6 +158,8 @@ class Attempts:
                 self._balancer.answered(member)
             else:
                 self._balancer.overloaded(member)
+        elif unanswered_for is not None and unanswered_for < TELLING_S:
+            self._balancer.erred(member, missing)
         elif isinstance(error, ServerUnavailableError):
             self._balancer.failed(member, missing)
         elif isinstance(error, ModelNotFoundError) and own_model and len(self._balancer.members) > 1:

@@ -9,6 +9,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Callable, NoReturn, Optional, Union
 
+import grpc
 from tritonclient.grpc import service_pb2
 
 from triton_vision_client import _protocol
@@ -173,9 +174,12 @@ class BaseClient:
             connected: whether the connection is up.
             sent: whether the call itself was sent, and not only a question that comes before it.
         """
+        unanswered_for: Optional[float] = None
         if isinstance(error, VisionClientError):
             typed = error
         else:
+            unsent_for = None if sent else time.monotonic() - attempts.try_began
+            unanswered_for = unsent_for if error.code() == grpc.StatusCode.DEADLINE_EXCEEDED else None
             details = error.details() or ""
             if "refused" in details and _accepts_ipv4(member.address):
                 details = "failed to connect: socket closed"  # what the other address, which gRPC does not show, says
@@ -186,11 +190,16 @@ class BaseClient:
                 address=member.address,
                 timeout=call.timeout,
                 connected=connected,
-                unsent_for=None if sent else time.monotonic() - attempts.try_began,
+                unsent_for=unsent_for,
                 tls=self._settings.tls is not None,
             )
-        own_model = call.model == self._settings.model
-        attempts.settle(member, typed, own_model=own_model, missing=_awaited(member, call, typed))
+        attempts.settle(
+            member,
+            typed,
+            own_model=call.model == self._settings.model,
+            missing=_awaited(member, call, typed),
+            unanswered_for=unanswered_for,
+        )
         return typed
 
     def _next(

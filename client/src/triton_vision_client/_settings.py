@@ -144,7 +144,8 @@ def check_headers(headers: Optional[Mapping[str, str]]) -> Metadata:
     metadata = []
     for key, value in (headers or {}).items():
         if not isinstance(key, str) or not isinstance(value, str):
-            raise TypeError(f"header {key!r}: name and value are text, not {type(value).__name__}")
+            other = value if isinstance(key, str) else key
+            raise TypeError(f"header {key!r}: name and value are text, not {type(other).__name__}")
         # gRPC's rules for metadata; what breaks them would come back as the server's error.
         name = key.lower()
         if not re.fullmatch(r"[0-9a-z_.-]+", name) or not re.fullmatch(r"[ -~]*", value):

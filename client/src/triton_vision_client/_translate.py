@@ -95,6 +95,8 @@ def translate(
         return ServerError(f"{address} speaks gRPC, but is no Triton server ({details})")
     if code in (code_is.UNKNOWN, code_is.INTERNAL, code_is.CANCELLED) and CONNECTION_LOST.match(lower):
         return ServerUnavailableError(f"the connection to {address} broke off: check the network ({details})")
+    if "exception serializing request" in lower:
+        return ServerError(f"the request could not be put together, or was interrupted ({details})")
     # Who else than the server, or a proxy, has cancelled it?
     suspect = code in (code_is.INTERNAL, code_is.UNKNOWN, code_is.DATA_LOSS, code_is.ABORTED, code_is.CANCELLED)
     advice = "; that server's log may say more" if suspect else ""

@@ -210,6 +210,20 @@ def test_a_model_that_is_nowhere_is_not_asked_for_again() -> None:
     assert fail(course, ModelNotFoundError("no such model")) is None
 
 
+def test_servers_far_away_are_not_taken_for_dead() -> None:
+    """A connection over a long line takes some round trips, and a short timeout leaves each server little time."""
+    servers = balancer(10)
+    course = Attempts(servers, Budget(0.2, 20.0), RetryPolicy(), 2.0)
+    member = course.next()
+    assert 0.49 < course.check_timeout(member) <= 0.5
+    course.settle(member, LOST, unanswered_for=0.5)
+    assert not servers.any_ejected()
+    member = course.next()
+    course.settle(member, LOST, unanswered_for=1.5)
+    assert servers.any_ejected()
+    assert Attempts(servers, Budget(0.2, 20.0), RetryPolicy(), 0.2).check_timeout(member) <= 0.1
+
+
 def test_one_attempt_is_one() -> None:
     assert fail(attempts(3, attempts=1), LOST) is None
 
