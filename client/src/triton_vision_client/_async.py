@@ -85,7 +85,7 @@ class AsyncImageClient(AsyncCalls):
             results = await self._degraded([image], error)
         return results[0]
 
-    async def classify_many(
+    def classify_many(
         self,
         images: Iterable[ImageSource],
         *,
@@ -114,34 +114,8 @@ class AsyncImageClient(AsyncCalls):
                 traceparent=traceparent,
             )
 
-        flying: deque[tuple[Batch, asyncio.Task[list[Result]]]] = deque()
-        await self._settle_in()
-        await self._look_up(self._settings.timeout if timeout is None else timeout)
-        most = window(len(self._balancer.members))
-        reader = Reader(pack(images))
-        try:
-            failure: Optional[BaseException] = None
-            while True:
-                batch = await reader.next()
-                if batch is None:
-                    break
-                if isinstance(batch, BaseException):
-                    failure = batch  # what has been sent is answered first
-                    break
-                flying.append((batch, _started(self._answers(batch, call_of))))
-                if len(flying) >= most:
-                    for result in await _landed(flying):
-                        yield result
-            while flying:
-                for result in await _landed(flying):
-                    yield result
-            if failure is not None:
-                raise failure
-        finally:
-            reader.end()
-            for _, task in flying:
-                task.cancel()
-            await asyncio.gather(*(task for _, task in flying), return_exceptions=True)
+        call_of(Batch())  # what is wrong with the arguments is said here, not at the first result
+        return self._stream(images, call_of, self._settings.timeout if timeout is None else timeout)
 
     async def infer(
         self,
@@ -246,6 +220,38 @@ class AsyncImageClient(AsyncCalls):
         await self.close()
 
     # -- many images ---------------------------------------------------------------------------------------------
+
+    async def _stream(
+        self, images: Iterable[ImageSource], call_of: Callable[[Batch], Call], timeout: float
+    ) -> AsyncGenerator[Result, None]:
+        flying: deque[tuple[Batch, asyncio.Task[list[Result]]]] = deque()
+        await self._settle_in()
+        await self._look_up(timeout)
+        most = window(len(self._balancer.members))
+        reader = Reader(pack(images))
+        try:
+            failure: Optional[BaseException] = None
+            while True:
+                batch = await reader.next()
+                if batch is None:
+                    break
+                if isinstance(batch, BaseException):
+                    failure = batch  # what has been sent is answered first
+                    break
+                flying.append((batch, _started(self._answers(batch, call_of))))
+                if len(flying) >= most:
+                    for result in await _landed(flying):
+                        yield result
+            while flying:
+                for result in await _landed(flying):
+                    yield result
+            if failure is not None:
+                raise failure
+        finally:
+            reader.end()
+            for _, task in flying:
+                task.cancel()
+            await asyncio.gather(*(task for _, task in flying), return_exceptions=True)
 
     async def _answers(self, batch: Batch, call_of: Callable[[Batch], Call]) -> list[Result]:
         if not batch.images:

@@ -11,8 +11,9 @@ import grpc
 from tritonclient.grpc import service_pb2
 
 from triton_vision_client._balancer import Member
-from triton_vision_client._calls import NOT_REACHED, Call, Metadata
+from triton_vision_client._calls import Call, Metadata
 from triton_vision_client._shm import UNKNOWN_REGION, Region, RegionPool
+from triton_vision_client._translate import is_refusal
 
 LOG = logging.getLogger("triton_vision_client")
 # How long a server that has refused a region is spared further ones; a token may have been missing.
@@ -97,7 +98,7 @@ class Regions:
         """The server has taken the region or, with an error, refused it.
 
         Raises:
-            grpc.RpcError: the error itself, if it says that the server was not reached.
+            grpc.RpcError: the error itself, if it is no refusal.
         """
         if self._pool is None or region not in self._pool.registered:
             return  # the client has been closed meanwhile
@@ -105,7 +106,7 @@ class Regions:
             with self._lock:
                 self._pool.registered[region].add(member)
                 self._doubtful[member].discard(region.name)
-        elif error.code() in NOT_REACHED and "restricted" not in (error.details() or ""):
+        elif not is_refusal(error):
             raise error
         else:
             first = member not in self._spared_until

@@ -27,6 +27,14 @@ CONNECTION_LOST = re.compile(
 )
 # With which Triton says that it has no such model.
 MODEL_CODES = (grpc.StatusCode.NOT_FOUND, grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.INVALID_ARGUMENT)
+REFUSALS = (
+    grpc.StatusCode.INVALID_ARGUMENT,
+    grpc.StatusCode.NOT_FOUND,
+    grpc.StatusCode.UNIMPLEMENTED,
+    grpc.StatusCode.INTERNAL,
+    grpc.StatusCode.UNAUTHENTICATED,
+    grpc.StatusCode.PERMISSION_DENIED,
+)
 REFUSAL = re.compile(r"image (\d+): ([a-z_]+): (.*)", re.DOTALL)
 
 
@@ -103,6 +111,14 @@ def translate(
     error = ServerError(f"{address} answers: {details or code.name}{advice}")
     error.suspect = suspect
     return error
+
+
+def is_refusal(error: Any) -> bool:
+    """Whether a ``grpc.RpcError`` is the server's own No, rather than a server, a network or a proxy in trouble."""
+    details = (error.details() or "").lower()
+    if error.code() == grpc.StatusCode.UNAVAILABLE:
+        return "restricted" in details
+    return error.code() in REFUSALS and not CONNECTION_LOST.match(details)
 
 
 def _no_grpc(address: str, tls: bool) -> ServerUnavailableError:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 from triton_vision_client import (
     AsyncImageClient,
@@ -25,7 +26,7 @@ from triton_vision_client import (
     TLSConfig,
 )
 from triton_vision_client._balancer import FIRST_EJECTION_S, LONGEST_EJECTION_S
-from triton_vision_client._translate import translate
+from triton_vision_client._translate import is_refusal, translate
 
 from tests.unit.client.test_awkward import Start, start, wait_until
 from tests.unit.client.test_transport import CODE, abort, answer
@@ -65,6 +66,33 @@ def test_what_each_answer_means(code: Any, details: str, kind: type[Exception], 
     error = typed(code, details)
     assert isinstance(error, kind)
     assert words in str(error)
+
+
+class Status(grpc.RpcError):
+    def __init__(self, code: Any, details: str) -> None:
+        self._code, self._details = code, details
+
+    def code(self) -> Any:
+        return self._code
+
+    def details(self) -> str:
+        return self._details
+
+
+@pytest.mark.parametrize(
+    ("code", "details", "refused"),
+    [
+        (CODE.INVALID_ARGUMENT, "Unable to open shared memory region", True),
+        (CODE.UNAVAILABLE, "This protocol is restricted, expecting header 'token'", True),
+        (CODE.UNAVAILABLE, "Socket closed", False),
+        (CODE.DEADLINE_EXCEEDED, "Deadline Exceeded", False),
+        (CODE.UNKNOWN, "Stream removed", False),
+        (CODE.INTERNAL, "Received RST_STREAM with error code 2", False),
+        (CODE.RESOURCE_EXHAUSTED, "Bandwidth exhausted", False),
+    ],
+)
+def test_a_server_without_shared_memory_is_told_from_one_in_trouble(code: Any, details: str, refused: bool) -> None:
+    assert is_refusal(Status(code, details)) is refused
 
 
 def test_tls_that_does_not_fit_is_told_from_a_wrong_port() -> None:

@@ -373,6 +373,8 @@ def test_what_is_no_image(image: Any, kind: type[Exception], words: str) -> None
 
 
 def test_top_k_is_checked_before_anything_is_sent() -> None:
+    with pytest.raises(ValueError, match="top_k"):
+        AsyncImageClient().classify_many([], top_k=0)
     with ImageClient() as client:
         with pytest.raises(TypeError):
             client.classify(b"x", top_k=True)
