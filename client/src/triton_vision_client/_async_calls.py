@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Coroutine
 from contextlib import suppress
+from functools import partial
 from typing import Any, Callable, Optional
 
 import grpc
@@ -49,7 +50,10 @@ class Connection:
         channel, self.channel, self.stub = self.channel, None, None
         closed_channel(self)
         if channel is not None:
-            await channel.close()
+            try:
+                await channel.close()
+            except RuntimeError:  # calls are pending in an event loop that is gone
+                channel._channel.close()
 
     @property
     def connected(self) -> bool:
@@ -124,23 +128,25 @@ class AsyncCalls(BaseClient):
         for connection in self._retired():
             await connection.end()
         for member in self._balancer.due():
-            self._later(self._probe(member))
+            asked = self._later(self._probe(member))
+            asked.add_done_callback(partial(self._probed, member))
 
-    async def _probe(self, member: Member) -> None:
+    async def _probe(self, member: Member) -> bool:
         """Asks whether a server is well again."""
-        well = False
         try:
             method, request = self._readiness(member)
             answer = await getattr(self._connection(member).stub, method)(
                 request, timeout=PROBE_S, metadata=self._settings.metadata, wait_for_ready=True
             )
-            well = says_yes(answer)
         except grpc.RpcError as error:
-            well = reaches(error)
+            return reaches(error)
         except (ValueError, AttributeError):
-            pass  # the client has been closed
-        finally:
-            self._balancer.probed(member, well)
+            return False  # the client has been closed
+        return says_yes(answer)
+
+    def _probed(self, member: Member, asked: asyncio.Future[Any]) -> None:
+        well = not asked.cancelled() and asked.exception() is None and asked.result()
+        self._balancer.probed(member, well)
 
     def _connection(self, member: Member) -> Connection:
         connection: Optional[Connection] = self._connections.get(member)
@@ -170,13 +176,14 @@ class AsyncCalls(BaseClient):
                     left = attempts.remaining()
                     message = self._regions.message(call, member, left)
                     sent = True
-                    self._in_air.add(call)
+                    in_air = self._in_air  # of this event loop, whichever is the client's when the answer comes
+                    in_air.add(call)
                     try:
                         response = await getattr(connection.stub, call.method)(
                             message, timeout=left, metadata=call.metadata
                         )
                     finally:
-                        self._in_air.discard(call)
+                        in_air.discard(call)
                     answered = True
                     result = call.read(response)
                 except (grpc.RpcError, ServerError) as failure:
@@ -242,9 +249,9 @@ class AsyncCalls(BaseClient):
         try:
             await send(region.registration(), timeout=attempts.remaining(), metadata=call.metadata)
         except grpc.RpcError as error:
-            self._regions.heard(region, member, error)
+            self._regions.heard(region, member, call.metadata, error)
         else:
-            self._regions.heard(region, member, None)
+            self._regions.heard(region, member, call.metadata, None)
 
     async def _unregister(self, left: Left) -> bool:
         """Tells a server that a region is gone; whether it has refused, because it still reads it."""
@@ -281,11 +288,12 @@ class AsyncCalls(BaseClient):
             for name in left_over(list(status.regions)):
                 await self._unregister(Left(name, member, call.metadata))
 
-    def _later(self, work: Coroutine[Any, Any, object]) -> None:
+    def _later(self, work: Coroutine[Any, Any, object]) -> asyncio.Future[Any]:
         """Does something without waiting for it; the loop itself keeps no task alive."""
         task = asyncio.ensure_future(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
     async def _check(self, connection: Connection, attempts: Attempts, member: Member) -> None:
         """As in the synchronous twin."""

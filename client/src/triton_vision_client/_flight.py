@@ -38,7 +38,9 @@ class Flight:
         self._failure: Optional[Exception] = None
         self._connection: Any = None
         self._sent = False
+        self._ended = None
         self._member = attempts.next()
+        client._in_air.add(self)
         try:
             client._refuse_if_closed()
             self._connection = client._connection(self._member)
@@ -48,16 +50,14 @@ class Flight:
             message = client._regions.message(call, self._member, left)
             send = getattr(self._connection.stub, call.method)
             self._sent = True
-            client._in_air.add(self)
             if self._waits:
-                try:
-                    self._answer = send(message, timeout=left, metadata=call.metadata)
-                finally:
-                    client._in_air.discard(self)
+                self._answer = send(message, timeout=left, metadata=call.metadata)
+                client._in_air.discard(self)
             else:
                 self._answer = send.future(message, timeout=left, metadata=call.metadata)
                 self._answer.add_done_callback(self._note_end)
         except grpc.RpcError as error:
+            client._in_air.discard(self)
             self._failure = error
             if not self._sent:
                 # Known at once, so that no other call goes there, and not when somebody comes for this one.
@@ -65,10 +65,9 @@ class Flight:
                 self._failure = client._failed(error, call, attempts, self._member, connected=connected, sent=False)
         except BaseException as error:
             client._in_air.discard(self)
-            if self._sent or not isinstance(error, Exception):
-                # A signal's exception, such as Ctrl-C's or an alarm's, may have struck gRPC anywhere.
-                client._give_up(self._member, self._connection)
-                client._gave_up(call)
+            # A signal's exception, such as Ctrl-C's or an alarm's, may have struck gRPC anywhere.
+            client._give_up(self._member, self._connection)
+            client._gave_up(call)
             client._balancer.ended(self._member)
             client._free(call, answered=False)
             if isinstance(error, ValueError) and client._closed:

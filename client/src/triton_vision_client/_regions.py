@@ -94,26 +94,29 @@ class Regions:
             told = self.told.get(member, {})
             return [Left(name, member, told[name]) for name in told if name not in passed_over]
 
-    def heard(self, region: Region, member: Member, error: Optional[Any]) -> None:
+    def heard(self, region: Region, member: Member, metadata: Metadata, error: Optional[Any]) -> None:
         """The server has taken the region or, with an error, refused it.
 
         Raises:
             grpc.RpcError: the error itself, if it is no refusal.
         """
-        if self._pool is None or region not in self._pool.registered:
+        pool = self._pool
+        if pool is None or region not in pool.registered:
             return  # the client has been closed meanwhile
         if error is None or error.code() == grpc.StatusCode.ALREADY_EXISTS:  # whose earlier answer got lost
             with self._lock:
-                self._pool.registered[region].add(member)
-                self._doubtful[member].discard(region.name)
+                pool.registered[region].add(member)
+                # Anew: another call may have found meanwhile that the server had forgotten everything.
+                self.told.setdefault(member, {})[region.name] = metadata
+                self._doubtful.get(member, set()).discard(region.name)
         elif not is_refusal(error):
             raise error
         else:
             first = member not in self._spared_until
             self._spared_until[member] = time.monotonic() + REFUSED_S
             with self._lock:
-                self._doubtful[member].discard(region.name)
-                self.told[member].pop(region.name, None)
+                self._doubtful.get(member, set()).discard(region.name)
+                self.told.get(member, {}).pop(region.name, None)
             LOG.log(
                 logging.WARNING if first else logging.DEBUG,
                 "%s takes no shared memory from here, so images go over gRPC (%s)",

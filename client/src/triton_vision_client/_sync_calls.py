@@ -84,8 +84,16 @@ class SyncCalls(BaseClient):
             with self._lock:
                 struck, self._left_behind = self._left_behind, []
             end(struck, wait=0)
-        for member in self._balancer.due():
-            self._probe(member)
+        due = self._balancer.due()
+        while due:
+            member = due.pop()
+            try:
+                self._probe(member)
+            except BaseException:
+                self._give_up(member, self._connections.get(member))
+                for one in (member, *due):
+                    self._balancer.probed(one, False)
+                raise
 
     def _probe(self, member: Member) -> None:
         """Asks whether a server is well again, without waiting for the answer."""
@@ -157,9 +165,9 @@ class SyncCalls(BaseClient):
         try:
             send(region.registration(), timeout=attempts.remaining(), metadata=call.metadata)
         except grpc.RpcError as error:
-            self._regions.heard(region, member, error)
+            self._regions.heard(region, member, call.metadata, error)
         else:
-            self._regions.heard(region, member, None)
+            self._regions.heard(region, member, call.metadata, None)
 
     def _clear_after_others(self, call: Call, connection: Connection, member: Member) -> None:
         """Tells a server, without waiting, of the regions that processes have left which are gone."""
@@ -187,9 +195,14 @@ class SyncCalls(BaseClient):
             if not answer.cancelled() and answer.exception() is None:
                 self._regions.removed(left)
 
-        send = self._connection(left.member).stub.SystemSharedMemoryUnregister.future
-        asked = send(left.message(), timeout=UNREGISTER_S, metadata=left.metadata)
-        asked.add_done_callback(told)
+        connection = self._connection(left.member)
+        send = connection.stub.SystemSharedMemoryUnregister.future
+        try:
+            asked = send(left.message(), timeout=UNREGISTER_S, metadata=left.metadata)
+            asked.add_done_callback(told)
+        except BaseException:
+            self._give_up(left.member, connection)
+            raise
         return asked
 
     def _unregister_all(self) -> None:

@@ -22,10 +22,13 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from triton_vision_client import AsyncImageClient, BadImageError, ImageClient, Observer, Result, VisionClientError
+from triton_vision_client._balancer import Member
+from triton_vision_client._calls import Call
 from triton_vision_client._forks import _open
+from triton_vision_client._regions import Regions
 
 from tests.unit.client.test_awkward import Start, start, wait_until
-from tests.unit.client.test_transport import Script, answer
+from tests.unit.client.test_transport import CODE, Script, answer
 
 __all__ = ["start"]
 
@@ -61,7 +64,6 @@ def test_a_stream_is_not_gone_on_with_in_a_forked_child(start: Start) -> None:
         def child() -> None:
             with pytest.raises(RuntimeError, match="fork"):
                 list(stream)
-            assert client.classify(b"xx").predictions[0].class_id == 2
 
         assert forked(child) == 0
         assert len(list(stream)) == 198  # the parent's goes on
@@ -199,6 +201,70 @@ def test_an_error_that_is_kept_does_not_keep_the_connection(start: Start) -> Non
     assert len(kept) == 1
     assert not _open
     assert "_poll_wrapper" not in " ".join(thread.name for thread in threading.enumerate())
+
+
+def test_a_call_that_a_closed_event_loop_has_left_pending_costs_the_next_loop_nothing(start: Start) -> None:
+    script, release = hangs()
+
+    def first_hangs(request: Any, context: Any) -> Any:
+        return (script if len(request.raw_input_contents[0]) == 5 else answer)(request, context)
+
+    url, servicer = start(first_hangs)
+    client = AsyncImageClient(url)
+    loop = asyncio.new_event_loop()
+    pending = loop.create_task(client.classify(b"x"))
+    while not servicer.requests:
+        loop.run_until_complete(asyncio.sleep(0.01))
+    loop.close()
+    assert asyncio.run(client.classify(b"xx")).predictions[0].class_id == 2
+    asyncio.run(client.close())
+    release.set()
+    assert not client._connections
+    pending._log_destroy_pending = False  # type: ignore[attr-defined]  # it is never done, as it should be here
+
+
+def test_a_region_is_registered_while_another_call_hears_that_all_are_forgotten() -> None:
+    regions, server = Regions(), Member("host:1")
+    call = Call("ModelInfer", lambda *_: None, lambda _: None, "m", 1.0, ())
+    call.images = [b"x"]
+    regions.place(call)
+    region = regions.unknown_to(call, server)
+    assert region is not None
+    regions.tells(server, region.name, ())
+    regions.forget(server)
+    regions.heard(region, server, (("token", "t"),), None)
+    assert regions.unknown_to(call, server) is None
+    assert [(left.name, left.metadata) for left in regions.end()] == [(region.name, (("token", "t"),))]
+
+
+def test_probes_that_never_begin_are_made_again(start: Start) -> None:
+    ill = True
+
+    def sometimes(request: Any, context: Any) -> Any:
+        if ill:
+            context.abort(CODE.UNAVAILABLE, "Socket closed")
+        return answer(request, context)
+
+    url, _ = start(answer)
+    other, servicer = start(sometimes)
+
+    async def work() -> None:
+        nonlocal ill
+        async with AsyncImageClient([other, url]) as client:
+            for _ in range(4):
+                await client.classify(b"x")
+            ill = False
+            member = next(one for one in client._balancer.members if one.ejected_until)
+            while not member.probing:
+                await client._look_up(1.0)
+            for task in list(client._tasks):  # as a framework does that cleans up
+                task.cancel()
+            before, deadline = len(servicer.requests), time.monotonic() + 10
+            while len(servicer.requests) == before:
+                assert time.monotonic() < deadline
+                await client.classify(b"x")
+
+    asyncio.run(work())
 
 
 def test_what_strikes_while_a_call_is_sent_spoils_no_later_one(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
