@@ -26,7 +26,7 @@ from triton_vision_client._client import (
 )
 from triton_vision_client._errors import ServerError
 from triton_vision_client._forks import check_asyncio, closed_channel, open_channel
-from triton_vision_client._regions import IN_USE, Left
+from triton_vision_client._regions import IN_USE, Left, Regions
 from triton_vision_client._settings import Settings
 from triton_vision_client._shm import left_over
 
@@ -160,7 +160,9 @@ class AsyncCalls(BaseClient):
     async def _run(self, call: Call) -> Any:
         """Sends a request until it is answered, or there is nothing left to try."""
         attempts = await self._begin(call)
-        self._regions.place(call)
+        # Of this event loop, whichever is the client's when the answer comes.
+        regions, in_air, balancer = self._regions, self._in_air, attempts.balancer
+        regions.place(call)
         answered = False
         try:
             while True:
@@ -172,11 +174,10 @@ class AsyncCalls(BaseClient):
                     self._refuse_if_closed()
                     connection = self._connection(member)
                     await self._check(connection, attempts, member)
-                    await self._introduce(call, connection, attempts, member)
+                    await self._introduce(regions, call, connection, attempts, member)
                     left = attempts.remaining()
-                    message = self._regions.message(call, member, left)
+                    message = regions.message(call, member, left)
                     sent = True
-                    in_air = self._in_air  # of this event loop, whichever is the client's when the answer comes
                     in_air.add(call)
                     try:
                         response = await getattr(connection.stub, call.method)(
@@ -189,7 +190,7 @@ class AsyncCalls(BaseClient):
                 except (grpc.RpcError, ServerError) as failure:
                     error = failure.with_traceback(None)
                 except asyncio.CancelledError:
-                    self._balancer.ended(member)
+                    balancer.ended(member)
                     if self._closed and not _is_cancelled():
                         # gRPC cancels the calls of a channel that is closed.
                         self._gave_up(call)
@@ -197,8 +198,9 @@ class AsyncCalls(BaseClient):
                     self._gave_up(call)
                     raise
                 except BaseException as failure:
-                    self._balancer.ended(member)
+                    balancer.ended(member)
                     if self._closed and isinstance(failure, (ValueError, AttributeError)):
+                        self._gave_up(call)
                         raise ValueError("the client is closed") from None
                     raise
                 else:
@@ -206,12 +208,12 @@ class AsyncCalls(BaseClient):
                     return result
                 assert connection is not None
                 if self._closed:
-                    self._balancer.ended(member)
+                    balancer.ended(member)
                     self._gave_up(call)
                     raise ValueError("the client is closed") from error
                 if isinstance(error, grpc.RpcError):
-                    if self._regions.forgotten(error, call, member):
-                        self._balancer.answered(member)
+                    if regions.forgotten(error, call, member):
+                        balancer.answered(member)
                         continue
                     answered = error.code() in ANSWERS
                 typed = self._failed(error, call, attempts, member, connected=connection.connected, sent=sent)
@@ -230,28 +232,30 @@ class AsyncCalls(BaseClient):
                     self._gave_up(call)
                     raise
         finally:
-            for gone in self._regions.release(call, answered=answered):
+            for gone in regions.release(call, answered=answered):
                 self._later(self._unregister(gone))
 
-    async def _introduce(self, call: Call, connection: Connection, attempts: Attempts, member: Member) -> None:
+    async def _introduce(
+        self, regions: Regions, call: Call, connection: Connection, attempts: Attempts, member: Member
+    ) -> None:
         """As in the synchronous twin."""
-        region = self._regions.unknown_to(call, member)
+        region = regions.unknown_to(call, member)
         if region is None:
             return
-        if self._regions.meets(member):
+        if regions.meets(member):
             self._later(self._clear_after_others(call, connection, member))
         stale = [left for left in self._stale if left.member.address == member.address]
         self._stale = [left for left in self._stale if left not in stale]
-        for left in (*stale, *self._regions.left_at(member)):
+        for left in (*stale, *regions.left_at(member)):
             self._later(self._unregister(left._replace(member=member)))
         send = connection.stub.SystemSharedMemoryRegister
-        self._regions.tells(member, region.name, call.metadata)
+        regions.tells(member, region.name, call.metadata)
         try:
-            await send(region.registration(), timeout=attempts.remaining(), metadata=call.metadata)
+            await send(region.registration(), timeout=attempts.register_timeout(member), metadata=call.metadata)
         except grpc.RpcError as error:
-            self._regions.heard(region, member, call.metadata, error)
+            regions.heard(region, member, call.metadata, error)
         else:
-            self._regions.heard(region, member, call.metadata, None)
+            regions.heard(region, member, call.metadata, None)
 
     async def _unregister(self, left: Left) -> bool:
         """Tells a server that a region is gone; whether it has refused, because it still reads it."""

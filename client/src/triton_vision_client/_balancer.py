@@ -13,6 +13,8 @@ FIRST_EJECTION_S = 0.25
 LONGEST_EJECTION_S = 4.0
 # Answers in a row that may be the server's fault (INTERNAL, no answer in time) until it is ejected for them.
 ERRORS_IN_A_ROW = 3
+# When a question whether a server is well is given up for lost, and asked again.
+PROBE_LOST_S = 5.0
 # How long a server whose queue was full is asked only if no other one is left.
 FULL_S = 0.1
 
@@ -35,7 +37,8 @@ class Member:
     failures: int = 0
     errors: int = 0
     ejected_until: float = 0.0
-    probing: bool = False
+    # Until when an answer to the question whether it is well is waited for; 0 while none is.
+    probing_until: float = 0.0
     # Back from an ejection, but yet to answer a call: it gets one at a time.
     on_trial: bool = False
     full_until: float = 0.0
@@ -155,22 +158,25 @@ class Balancer:
         return any(member.ejected_until for member in self.members)
 
     def due(self) -> list[Member]:
-        """The ejected members to be asked whether they are well again; each counts as being asked until ``probed``."""
+        """The ejected members to be asked whether they are well again.
+
+        Each counts as being asked until ``probed``, or for PROBE_LOST_S.
+        """
         with self._lock:
             now = self._clock()
             due = [
                 member
                 for member in self.members
-                if member.ejected_until and now >= member.ejected_until and not member.probing
+                if member.ejected_until and now >= member.ejected_until and now >= member.probing_until
             ]
             for member in due:
-                member.probing = True
+                member.probing_until = now + PROBE_LOST_S
             return due
 
     def probed(self, member: Member, well: bool) -> None:
         """What an ejected member has answered. One that is well gets a call, on trial."""
         with self._lock:
-            member.probing = False
+            member.probing_until = 0.0
             if well:
                 member.ejected_until, member.on_trial = 0.0, True
             else:

@@ -103,7 +103,8 @@ class Attempts:
     """One call: its deadline, and the servers that it has tried."""
 
     def __init__(self, balancer: Balancer, budget: Budget, retry: RetryPolicy, timeout: float) -> None:
-        self._balancer, self._budget, self._retry = balancer, budget, retry
+        self.balancer = balancer
+        self._budget, self._retry = budget, retry
         self.timeout = timeout
         self._deadline = time.monotonic() + timeout
         self._tried: list[Member] = []
@@ -124,18 +125,22 @@ class Attempts:
         longest = CHECK_AGAIN_S if member.ejected_until else CHECK_S
         left = self.remaining()
         # A server far away takes some round trips to be connected.
-        return max(min(longest, left / (len(self._balancer.members) + 1)), min(CHECK_AGAIN_S, left / 2))
+        return max(min(longest, left / (len(self.balancer.members) + 1)), min(CHECK_AGAIN_S, left / 2))
+
+    def register_timeout(self, member: Member) -> float:
+        """Seconds that a server may take to be told of a region; with several, another one may do instead."""
+        return self.remaining() if len(self.balancer.members) == 1 else self.check_timeout(member)
 
     def next(self) -> Member:
         """The server for the next try."""
-        member = self._balancer.pick(self._tried)
+        member = self.balancer.pick(self._tried)
         self._tried.append(member)
         self.try_began = time.monotonic()
         return member
 
     def may_check(self, member: Member) -> bool:
         """Whether it is worth a moment to see that the server is there, since another one might be."""
-        return not member.proven and len(self._balancer.members) > 1
+        return not member.proven and len(self.balancer.members) > 1
 
     def settle(
         self,
@@ -155,19 +160,19 @@ class Attempts:
         """
         if isinstance(error, ServerOverloadedError):
             if error.waited:
-                self._balancer.answered(member)
+                self.balancer.answered(member)
             else:
-                self._balancer.overloaded(member)
+                self.balancer.overloaded(member)
         elif unanswered_for is not None and unanswered_for < TELLING_S:
-            self._balancer.erred(member, missing)
+            self.balancer.erred(member, missing)
         elif isinstance(error, ServerUnavailableError):
-            self._balancer.failed(member, missing)
-        elif isinstance(error, ModelNotFoundError) and own_model and len(self._balancer.members) > 1:
-            self._balancer.failed(member, missing)  # it may still be loading
+            self.balancer.failed(member, missing)
+        elif isinstance(error, ModelNotFoundError) and own_model and len(self.balancer.members) > 1:
+            self.balancer.failed(member, missing)  # it may still be loading
         elif isinstance(error, DeadlineExceededError) or getattr(error, "suspect", False):
-            self._balancer.erred(member, missing)
+            self.balancer.erred(member, missing)
         else:
-            self._balancer.answered(member)  # a refusal, it may be, but that is the caller's affair
+            self.balancer.answered(member)  # a refusal, it may be, but that is the caller's affair
 
     def pause_after(self, member: Member, error: VisionClientError) -> Optional[float]:
         """Seconds to wait before the next try; None if there shall be none.
@@ -180,9 +185,9 @@ class Attempts:
         if not may_retry(error):
             return None
         full = isinstance(error, ServerOverloadedError)
-        if self._retry.attempts > 1 and self._balancer.has_untried(self._tried, with_room=full):
+        if self._retry.attempts > 1 and self.balancer.has_untried(self._tried, with_room=full):
             return 0.0
-        if full and self._retry.attempts > 1 and self._balancer.has_untried(self._tried) and self._budget.spend():
+        if full and self._retry.attempts > 1 and self.balancer.has_untried(self._tried) and self._budget.spend():
             return 0.0
         if not isinstance(self._gravest(), ServerUnavailableError):
             return None  # the same again

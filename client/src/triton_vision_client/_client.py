@@ -262,7 +262,7 @@ class BaseClient:
         if not self._gone:
             return []
         with self._lock:
-            ended = [member for member in self._gone if not member.outstanding and not member.probing]
+            ended = [member for member in self._gone if not member.outstanding and not member.probing_until]
             self._gone = [member for member in self._gone if member not in ended]
             for member in ended:
                 self._regions.forget(member)

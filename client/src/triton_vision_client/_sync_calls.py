@@ -163,7 +163,7 @@ class SyncCalls(BaseClient):
         send = connection.stub.SystemSharedMemoryRegister
         self._regions.tells(member, region.name, call.metadata)
         try:
-            send(region.registration(), timeout=attempts.remaining(), metadata=call.metadata)
+            send(region.registration(), timeout=attempts.register_timeout(member), metadata=call.metadata)
         except grpc.RpcError as error:
             self._regions.heard(region, member, call.metadata, error)
         else:

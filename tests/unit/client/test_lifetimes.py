@@ -255,7 +255,7 @@ def test_probes_that_never_begin_are_made_again(start: Start) -> None:
                 await client.classify(b"x")
             ill = False
             member = next(one for one in client._balancer.members if one.ejected_until)
-            while not member.probing:
+            while not member.probing_until:
                 await client._look_up(1.0)
             for task in list(client._tasks):  # as a framework does that cleans up
                 task.cancel()
