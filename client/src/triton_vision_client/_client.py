@@ -14,6 +14,7 @@ from tritonclient.grpc import service_pb2
 
 from triton_vision_client import _protocol
 from triton_vision_client._balancer import Balancer, Member
+from triton_vision_client._batches import Batch
 from triton_vision_client._calls import NOT_REACHED, Attempts, Budget, Call
 from triton_vision_client._errors import (
     DeadlineExceededError,
@@ -66,7 +67,10 @@ class BaseClient:
         self._in_air: set[Any] = set()
         # What servers are to be told of regions of event loops that are gone.
         self._stale: list[Left] = []
-        self._start_over()
+        self._gone: list[Member] = []
+        self._found = {url: [Member(url)] for url in self._settings.urls}
+        self._balancer = Balancer([member for row in self._found.values() for member in row], self._ejected)
+        self._names = Names(self._settings.urls, self._take)
 
     def _after_fork(self) -> Any:
         """In a forked child; returns what is the parent's."""
@@ -82,13 +86,6 @@ class BaseClient:
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a client cannot be pickled: make one in each process, or have it inherited by a fork")
-
-    def _start_over(self) -> None:
-        """Forgets what is known of the servers."""
-        self._gone: list[Member] = []
-        self._found = {url: [Member(url)] for url in self._settings.urls}
-        self._balancer = Balancer([member for row in self._found.values() for member in row], self._ejected)
-        self._names = Names(self._settings.urls, self._take)
 
     # -- building calls ------------------------------------------------------------------------------------------
 
@@ -116,6 +113,31 @@ class BaseClient:
         call = self._call_of("ModelInfer", build, read, name, timeout, headers, traceparent)
         call.images = images if self._settings.shared_memory else ()
         return call
+
+    def _batch_calls(
+        self,
+        top_k: Optional[int],
+        model: Optional[str],
+        timeout: Optional[float],
+        headers: Optional[Mapping[str, str]],
+        traceparent: Optional[str],
+    ) -> Callable[[Batch], Call]:
+        """How each request of a stream is made; what is wrong with the arguments is said here, not at the first."""
+
+        def call_of(batch: Batch) -> Call:
+            return self._classification(
+                batch.images,
+                batch.travelling(),
+                top_k=top_k,
+                mask=True,
+                model=model,
+                timeout=timeout,
+                headers=headers,
+                traceparent=traceparent,
+            )
+
+        call_of(Batch())
+        return call_of
 
     def _inference(
         self,

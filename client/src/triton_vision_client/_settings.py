@@ -10,10 +10,12 @@ from typing import Any, Callable, Optional, Union
 
 import grpc
 
+from triton_vision_client._balancer import Member
 from triton_vision_client._calls import Metadata
 from triton_vision_client._errors import VisionClientError
 from triton_vision_client._observe import NOBODY, Observer
 from triton_vision_client._options import RetryPolicy, TLSConfig
+from triton_vision_client._protocol import channel_options
 from triton_vision_client._results import Prediction
 
 DEFAULT_TIMEOUT_S = 30.0
@@ -102,6 +104,14 @@ class Settings:
             return None
         ca, key, certificate = self.tls.read()
         return grpc.ssl_channel_credentials(ca, key, certificate)
+
+    def channel(self, api: Any, member: Member) -> Any:
+        """A channel to a server, made by ``grpc`` or ``grpc.aio``."""
+        options = channel_options(member.address, member.authority)
+        credentials = self.credentials()
+        if credentials is None:
+            return api.insecure_channel(member.address, options=options)
+        return api.secure_channel(member.address, credentials, options=options)
 
     def with_headers(self, headers: Optional[Mapping[str, str]], traceparent: Optional[str]) -> Metadata:
         """One call's metadata: the client's, the call's own in their place, and the trace that it belongs to."""

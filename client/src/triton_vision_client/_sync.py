@@ -135,19 +135,7 @@ class ImageClient(SyncCalls):
         """
         check_many(images)
 
-        def call_of(batch: Batch) -> Call:
-            return self._classification(
-                batch.images,
-                batch.travelling(),
-                top_k=top_k,
-                mask=True,
-                model=model,
-                timeout=timeout,
-                headers=headers,
-                traceparent=traceparent,
-            )
-
-        call_of(Batch())  # what is wrong with the arguments is said here, not at the first result
+        call_of = self._batch_calls(top_k, model, timeout, headers, traceparent)
         return self._stream(images, call_of, self._settings.timeout if timeout is None else timeout)
 
     def infer(

@@ -12,7 +12,6 @@ from typing import Any
 import grpc
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from triton_vision_client import _protocol
 from triton_vision_client._balancer import Member
 from triton_vision_client._calls import Attempts, Call
 from triton_vision_client._client import (
@@ -35,13 +34,7 @@ class Connection:
     """One server's channel."""
 
     def __init__(self, member: Member, settings: Settings) -> None:
-        options = _protocol.channel_options(member.address, member.authority)
-        credentials = settings.credentials()
-        self.channel = (
-            grpc.insecure_channel(member.address, options=options)
-            if credentials is None
-            else grpc.secure_channel(member.address, credentials, options=options)
-        )
+        self.channel = settings.channel(grpc, member)
         self.stub = service_pb2_grpc.GRPCInferenceServiceStub(self.channel)
 
     @property
