@@ -9,13 +9,10 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
-from concurrent import futures
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import grpc
-import numpy as np
 import prometheus_client
 import pytest
 from triton_vision_client import (
@@ -28,158 +25,9 @@ from triton_vision_client import (
     ServerError,
     VisionClientError,
 )
-from triton_vision_client._names import LOOK_UP_AGAIN_S, LOOK_UP_EVERY_S, Names
 from triton_vision_client._shm import left_over
-from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from tests.unit.client.test_transport import CODE, Script, Scripted, abort, answer
-
-
-class Ready(Scripted):
-    """It says that it is live and ready, too, unless it wants a token for that, or has other models alone."""
-
-    token = ""
-    models: set[str] | None = None
-    live: Script | None = None
-    ready: Script | None = None
-
-    def ServerLive(self, request: Any, context: Any) -> Any:  # noqa: N802 - the protocol's
-        return self.live(request, context) if self.live else service_pb2.ServerLiveResponse(live=True)
-
-    def ServerReady(self, request: Any, context: Any) -> Any:  # noqa: ARG002, N802 - the protocol's
-        return service_pb2.ServerReadyResponse(ready=True)
-
-    def ModelReady(self, request: Any, context: Any) -> Any:  # noqa: N802 - the protocol's
-        if self.token and dict(context.invocation_metadata()).get("token") != self.token:
-            context.abort(CODE.UNAVAILABLE, "This protocol is restricted, expecting header 'token'")
-        if self.ready:
-            return self.ready(request, context)
-        return service_pb2.ModelReadyResponse(ready=self.models is None or request.name in self.models)
-
-
-@pytest.fixture
-def start() -> Iterator[Callable[..., tuple[str, Ready]]]:
-    servers = []
-
-    def one(script: Script, host: str = "127.0.0.1", garbled: Callable[[], bool] | None = None) -> tuple[str, Ready]:
-        """A server; ``garbled`` says whether it answers questions about readiness with what is no message."""
-        server = grpc.server(futures.ThreadPoolExecutor(16), options=[("grpc.max_receive_message_length", -1)])
-        servicer = Ready(script)
-        service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(servicer, server)
-        if garbled is not None:
-            garble = grpc.unary_unary_rpc_method_handler(lambda *_: b"\xff\xff\xff" if garbled() else b"\x08\x01")
-            server.add_registered_method_handlers("inference.GRPCInferenceService", {"ModelReady": garble})
-        port = server.add_insecure_port(f"{host}:0")
-        server.start()
-        servers.append(server)
-        return f"127.0.0.1:{port}", servicer
-
-    yield one
-    for server in servers:
-        server.stop(0).wait()
-
-
-Start = Callable[..., tuple[str, Ready]]
-
-
-def several(monkeypatch: pytest.MonkeyPatch, delay: float = 0.0) -> None:
-    """``triton.test`` stands for two servers."""
-    real = socket.getaddrinfo
-
-    def fake(host: Any, port: Any, *arguments: Any, **options: Any) -> Any:
-        if host != "triton.test":
-            return real(host, port, *arguments, **options)
-        time.sleep(delay)  # the resolver's own time
-        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (f"127.0.0.{last}", port)) for last in (1, 2)]
-
-    monkeypatch.setattr(socket, "getaddrinfo", fake)
-
-
-def test_a_resolver_that_fails_changes_nothing(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    several(monkeypatch)
-    url, _ = start(answer, "0.0.0.0")
-    with ImageClient(url.replace("127.0.0.1", "triton.test")) as client:
-        client.classify(b"x")
-        before = list(client._balancer.members)
-
-        def fails(*arguments: Any, **options: Any) -> Any:  # noqa: ARG001 - the resolver's
-            raise OSError("no answer")
-
-        monkeypatch.setattr(socket, "getaddrinfo", fails)
-        looked_up(client)
-        client.classify(b"x")
-        assert client._balancer.members == before
-
-
-def looked_up(client: ImageClient | AsyncImageClient) -> None:
-    """Has the names looked up again, as after half a minute."""
-    client._names._due = 0.0
-    client._names.look_up()
-    wait_until(lambda: not client._names._running)
-
-
-def wait_until(condition: Callable[[], bool], seconds: float = 5.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
-def test_a_name_gains_and_loses_servers_without_any_failure(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    addresses = ["127.0.0.1"]
-    monkeypatch.setattr(
-        socket,
-        "getaddrinfo",
-        lambda _host, port, **_: [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (one, port)) for one in addresses],
-    )
-    url, _ = start(answer, "0.0.0.0")
-    name = url.replace("127.0.0.1", "localhost")
-    with ImageClient(name) as client:
-        client.classify(b"x")
-        assert [member.address for member in client._balancer.members] == [name]
-        addresses[:] = ["127.0.0.1", "127.0.0.2", "127.0.0.3"]
-        looked_up(client)
-        for _ in range(6):
-            client.classify(b"x")
-        assert [member.address[:9] for member in client._balancer.members] == addresses
-        assert len(client._connections) == 3  # that of the name itself has ended
-        addresses.pop()
-        looked_up(client)
-        for _ in range(6):
-            client.classify(b"x")
-        assert [member.address[:9] for member in client._connections] == addresses
-
-
-def test_names_are_looked_up_from_time_to_time_and_soon_after_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[Any] = []
-    now = 1000.0
-
-    def resolver(*named: Any, **_: Any) -> list[Any]:
-        asked.append(named)
-        return []
-
-    monkeypatch.setattr(socket, "getaddrinfo", resolver)
-    names = Names(["triton.test:8001", "127.0.0.1:8001"], lambda *_: None, clock=lambda: now)
-
-    def looks() -> bool:
-        before = len(asked)
-        first = names.look_up()
-        if first is not None:
-            first[0].result(5)
-        wait_until(lambda: not names._running)
-        return len(asked) > before
-
-    assert looks()
-    assert asked == [("triton.test", 8001)]
-    assert not looks()
-    now += LOOK_UP_AGAIN_S
-    assert not looks()
-    names.suspect()
-    assert looks()
-    names.suspect()
-    assert not looks()
-    now += LOOK_UP_EVERY_S
-    assert looks()
+from tests.unit.client.scripted import CODE, Start, abort, answer, hanging
 
 
 def test_two_observers_count_together() -> None:
@@ -193,32 +41,6 @@ def test_regions_of_other_containers_are_not_judged() -> None:
     here = os.stat("/proc/self/ns/pid").st_ino
     names = [f"triton_vision_client.{here}.999999999.1.0", f"triton_vision_client.{here + 1}.999999999.1.0", "other"]
     assert list(left_over(names)) == names[:1]
-
-
-def test_first_calls_at_once_to_a_name_of_several_servers(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    several(monkeypatch, delay=0.2)
-    url, servicer = start(answer, "0.0.0.0")
-    name = url.replace("127.0.0.1", "triton.test")
-    with ImageClient(name) as client, futures.ThreadPoolExecutor(8) as pool:
-        ids = list(pool.map(lambda size: client.classify(b"x" * size).predictions[0].class_id, range(1, 40)))
-        assert ids == list(range(1, 40))
-        assert len(client._balancer.members) == 2
-
-    async def twin() -> list[int]:
-        async with AsyncImageClient(name) as client:
-            results = await asyncio.gather(*(client.classify(b"x" * size) for size in range(1, 40)))
-            return [result.predictions[0].class_id for result in results]
-
-    assert asyncio.run(twin()) == list(range(1, 40))
-    assert len(servicer.requests) == 78
-
-
-def test_a_slow_resolver_does_not_outlast_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    several(monkeypatch, delay=3.0)
-    began = time.monotonic()
-    with ImageClient("triton.test:1", timeout=0.5) as client, pytest.raises(VisionClientError):
-        client.classify(b"x")
-    assert time.monotonic() - began < 2
 
 
 def test_a_server_that_fails_at_once_is_not_loved_for_it(start: Start) -> None:
@@ -444,16 +266,6 @@ def test_a_file_object_may_raise_anything() -> None:
 # -- ends -----------------------------------------------------------------------------------------------------------
 
 
-def hanging() -> tuple[Script, threading.Event]:
-    release = threading.Event()
-
-    def script(request: Any, context: Any) -> Any:
-        release.wait(20)
-        return answer(request, context)
-
-    return script, release
-
-
 def test_closing_while_a_call_is_under_way(start: Start) -> None:
     script, release = hanging()
     url, servicer = start(script)
@@ -512,75 +324,6 @@ def test_one_event_loop_after_another_leaves_nothing_open(start: Start) -> None:
 
 
 # -- tensors --------------------------------------------------------------------------------------------------------
-
-
-def echo(request: Any, context: Any) -> Any:  # noqa: ARG001
-    """The inputs as outputs of the same names."""
-    response = service_pb2.ModelInferResponse(model_name=request.model_name)
-    for given in request.inputs:
-        response.outputs.add(name=given.name, datatype=given.datatype, shape=given.shape)
-    response.raw_output_contents.extend(request.raw_input_contents)
-    return response
-
-
-@pytest.mark.parametrize(
-    "array",
-    [
-        *(np.arange(6).reshape(2, 3).astype(kind) for kind in ("u1", "i1", "u2", "i2", "u4", "i4", "u8", "i8")),
-        *(np.linspace(-1, 1, 6).reshape(3, 2).astype(kind) for kind in ("f2", "f4", "f8", ">f4", ">i4")),
-        np.array([True, False]),
-        np.arange(12).reshape(3, 4)[:, ::2],
-        np.array(5.0),
-        np.zeros((0, 3), np.int32),
-    ],
-    ids=lambda array: f"{array.dtype}{list(array.shape)}",
-)
-def test_tensors_of_every_kind_come_back_as_they_went(start: Start, array: Any) -> None:
-    url, _ = start(echo)
-    with ImageClient(url) as client:
-        found = client.infer("m", {"T": array})["T"]
-    assert found.dtype == array.dtype.newbyteorder("=")
-    np.testing.assert_array_equal(found, array)
-
-
-def test_bytes_and_text_are_sent_whole(start: Start) -> None:
-    url, servicer = start(echo)
-    given = [[b"end\0\0", "naïve"], [bytearray(b"\xff"), memoryview(b"")]]
-    with ImageClient(url) as client:
-        found = client.infer("m", {"T": np.array(given, np.object_)})["T"]
-        assert found.tolist() == [[b"end\0\0", "naïve".encode()], [b"\xff", b""]]
-        assert client.infer("m", {"T": [b"a\0", b"b"]})["T"].tolist() == [b"a\0", b"b"]
-        with pytest.raises(TypeError, match="NoneType"):
-            client.infer("m", {"T": np.array([None], np.object_)})
-        servicer.script = lambda request, context: _cut(echo(request, context))
-        with pytest.raises(ServerError, match="cannot be read"):
-            client.infer("m", {"T": [b"whole"]})
-        servicer.script = lambda request, context: _typed(echo(request, context))
-        with pytest.raises(ServerError, match="with the contents of 0"):
-            client.infer("m", {"T": [b"whole"]})
-
-
-def _cut(response: Any) -> Any:
-    response.raw_output_contents[0] = response.raw_output_contents[0][:-1]
-    return response
-
-
-def _typed(response: Any) -> Any:
-    del response.raw_output_contents[:]
-    return response
-
-
-def test_an_answer_of_other_datatypes_is_none(start: Start) -> None:
-    def other(request: Any, context: Any) -> Any:
-        response = answer(request, context)
-        for output in response.outputs:
-            if output.name == "SCORES":
-                output.datatype = "INT32"
-        return response
-
-    url, _ = start(other)
-    with ImageClient(url) as client, pytest.raises(ServerError, match="as an image ensemble does"):
-        client.classify(b"x")
 
 
 def test_a_policy_that_is_no_policy() -> None:

@@ -28,10 +28,8 @@ from triton_vision_client import (
 from triton_vision_client._balancer import FIRST_EJECTION_S, LONGEST_EJECTION_S
 from triton_vision_client._translate import is_refusal, translate
 
-from tests.unit.client.test_awkward import Start, start, wait_until
-from tests.unit.client.test_transport import CODE, abort, answer
+from tests.unit.client.scripted import CODE, Start, abort, answer, unless, wait_until
 
-__all__ = ["start"]
 ONCE = RetryPolicy(attempts=2, initial=0.01)
 
 
@@ -171,13 +169,8 @@ def test_a_server_known_to_be_mute_does_not_swallow_what_another_refuses_for_a_m
 def test_a_question_about_health_that_is_answered_with_nothing(start: Start) -> None:
     ill = True
 
-    def sometimes(request: Any, context: Any) -> Any:
-        if ill:
-            context.abort(CODE.UNAVAILABLE, "Socket closed")
-        return answer(request, context)
-
     url, _ = start(answer)
-    other, servicer = start(sometimes, garbled=lambda: ill)
+    other, servicer = start(unless(lambda: ill), garbled=lambda: ill)
     with ImageClient(other) as client:
         assert not client.ready()
     with ImageClient([other, url]) as client:
@@ -225,13 +218,8 @@ def test_servers_of_different_models_come_back(start: Start) -> None:
 def test_a_server_comes_back_for_a_client_of_other_models(start: Start) -> None:
     ill = True
 
-    def sometimes(request: Any, context: Any) -> Any:
-        if ill:
-            context.abort(CODE.UNAVAILABLE, "Socket closed")
-        return answer(request, context)
-
     url, _ = start(answer)
-    other, servicer = start(sometimes)
+    other, servicer = start(unless(lambda: ill))
     servicer.models = {"mine"}
     with ImageClient([other, url]) as client:  # whose own model, "ensemble", nobody has
         for _ in range(4):

@@ -27,10 +27,7 @@ from triton_vision_client._calls import Call
 from triton_vision_client._forks import _open
 from triton_vision_client._regions import Regions
 
-from tests.unit.client.test_awkward import Start, start, wait_until
-from tests.unit.client.test_transport import CODE, Script, answer
-
-__all__ = ["start"]
+from tests.unit.client.scripted import Start, answer, hanging, unless, wait_until
 
 
 class Heard(Observer):
@@ -115,18 +112,8 @@ def test_an_asyncio_client_is_closed_in_another_loop_than_it_was_used_in(start: 
     assert not client._connections
 
 
-def hangs() -> tuple[Script, threading.Event]:
-    release = threading.Event()
-
-    def late(request: Any, context: Any) -> Any:
-        release.wait(10)
-        return answer(request, context)
-
-    return late, release
-
-
 def test_who_is_cancelled_before_the_end_hears_of_that(start: Start) -> None:
-    script, release = hangs()
+    script, release = hanging()
     url, _ = start(script)
 
     async def work() -> None:
@@ -185,7 +172,7 @@ asyncio.run(main())
 
 
 def test_an_error_that_is_kept_does_not_keep_the_connection(start: Start) -> None:
-    script, release = hangs()
+    script, release = hanging()
     url, _ = start(script)
     kept = []
 
@@ -204,7 +191,7 @@ def test_an_error_that_is_kept_does_not_keep_the_connection(start: Start) -> Non
 
 
 def test_a_call_that_a_closed_event_loop_has_left_pending_costs_the_next_loop_nothing(start: Start) -> None:
-    script, release = hangs()
+    script, release = hanging()
 
     def first_hangs(request: Any, context: Any) -> Any:
         return (script if len(request.raw_input_contents[0]) == 5 else answer)(request, context)
@@ -240,13 +227,8 @@ def test_a_region_is_registered_while_another_call_hears_that_all_are_forgotten(
 def test_probes_that_never_begin_are_made_again(start: Start) -> None:
     ill = True
 
-    def sometimes(request: Any, context: Any) -> Any:
-        if ill:
-            context.abort(CODE.UNAVAILABLE, "Socket closed")
-        return answer(request, context)
-
     url, _ = start(answer)
-    other, servicer = start(sometimes)
+    other, servicer = start(unless(lambda: ill))
 
     async def work() -> None:
         nonlocal ill
@@ -294,7 +276,7 @@ def test_what_strikes_while_a_call_is_sent_spoils_no_later_one(start: Start, mon
 
 
 def test_the_observer_hears_of_what_was_cancelled(start: Start) -> None:
-    script, release = hangs()
+    script, release = hanging()
     url, _ = start(script)
     heard = Heard()
 
@@ -309,7 +291,7 @@ def test_the_observer_hears_of_what_was_cancelled(start: Start) -> None:
 
 
 def test_the_observer_hears_of_what_was_answered_though_nobody_came_for_it(start: Start) -> None:
-    script, release = hangs()
+    script, release = hanging()
 
     def first_two(request: Any, context: Any) -> Any:
         (first_length,) = struct.unpack_from("<I", request.raw_input_contents[0])

@@ -7,7 +7,6 @@ import itertools
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
 from concurrent import futures
 from pathlib import Path
 from typing import Any
@@ -33,73 +32,12 @@ from triton_vision_client import (
     TLSConfig,
     VisionClientError,
 )
-from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-Script = Callable[[Any, Any], Any]
+from tests.unit.client.scripted import CODE, Start, abort, answer
+
 FAST = RetryPolicy(attempts=3, initial=0.01, maximum=0.02)
 
 
-class Scripted(service_pb2_grpc.GRPCInferenceServiceServicer):
-    """Answers each call as a script says; keeps what it was asked."""
-
-    def __init__(self, script: Script) -> None:
-        self.script = script
-        self.requests: list[Any] = []
-        self.metadata: list[dict[str, str]] = []
-
-    def ModelInfer(self, request: Any, context: Any) -> Any:  # noqa: N802 - the protocol's name
-        self.requests.append(request)
-        self.metadata.append(dict(context.invocation_metadata()))
-        return self.script(request, context)
-
-
-def answer(request: Any, context: Any) -> Any:  # noqa: ARG001
-    """One class for each image, whose id is the image's length."""
-    raw, ids, at = request.raw_input_contents[0], [], 0
-    while at < len(raw):
-        length = int.from_bytes(raw[at : at + 4], "little")
-        ids.append(length)
-        at += 4 + length
-    response = service_pb2.ModelInferResponse(model_name=request.model_name)
-    count = len(ids)
-    for name, kind, content in (
-        ("LABELS", "BYTES", b"\1\0\0\0x" * count),
-        ("CLASS_IDS", "INT32", np.array(ids, np.int32).tobytes()),
-        ("SCORES", "FP32", np.ones(count, np.float32).tobytes()),
-        ("STATUS", "BYTES", b"\0\0\0\0" * count),
-    ):
-        response.outputs.add(name=name, datatype=kind, shape=[count, 1])
-        response.raw_output_contents.append(content)
-    return response
-
-
-def abort(code: grpc.StatusCode, details: str) -> Script:
-    def script(request: Any, context: Any) -> None:  # noqa: ARG001
-        context.abort(code, details)
-
-    return script
-
-
-@pytest.fixture
-def start() -> Iterator[Callable[[Script], tuple[str, Scripted]]]:
-    servers = []
-
-    def one(script: Script) -> tuple[str, Scripted]:
-        server = grpc.server(futures.ThreadPoolExecutor(8), options=[("grpc.max_receive_message_length", -1)])
-        servicer = Scripted(script)
-        service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(servicer, server)
-        port = server.add_insecure_port("127.0.0.1:0")
-        server.start()
-        servers.append(server)
-        return f"127.0.0.1:{port}", servicer
-
-    yield one
-    for server in servers:
-        server.stop(0).wait()
-
-
-Start = Callable[[Script], tuple[str, Scripted]]
-CODE = grpc.StatusCode
 CASES: list[tuple[grpc.StatusCode, str, type[VisionClientError], int]] = [
     (CODE.INVALID_ARGUMENT, "in ensemble 'e', image 3: truncated: the JPEG ends", BadImageError, 1),
     (CODE.INVALID_ARGUMENT, "parameter top_k is 0", ServerError, 1),
