@@ -101,7 +101,6 @@ class AsyncImageClient(AsyncCalls):
         event loop.
         """
         check_many(images)
-
         call_of = self._batch_calls(top_k, model, timeout, headers, traceparent)
         return self._stream(images, call_of, self._settings.timeout if timeout is None else timeout)
 

@@ -134,7 +134,6 @@ class ImageClient(SyncCalls):
             VisionClientError: a request failed as a whole; the results so far have been yielded.
         """
         check_many(images)
-
         call_of = self._batch_calls(top_k, model, timeout, headers, traceparent)
         return self._stream(images, call_of, self._settings.timeout if timeout is None else timeout)
 
