@@ -9,6 +9,8 @@ from typing import Any
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2
 
+from triton_vision.probe import takes_a_photo
+
 # A backend's default file in a version directory (Triton's documentation of each backend). Backends that are not
 # here bring their own convention, or need no file at all: nothing is demanded of them.
 DEFAULT_ARTIFACT = {
@@ -141,15 +143,12 @@ class Model:
         ]
 
     def is_image_ensemble(self) -> bool:
-        """Whether it takes one encoded file as ``IMAGE`` and answers labels, as the suite's ensembles do."""
-        if not self.is_ensemble or [entry.name for entry in self.config.input] != ["IMAGE"]:
-            return False
-        image = self.config.input[0]
-        outputs = {entry.name for entry in self.config.output}
-        return (
-            image.data_type == model_config_pb2.TYPE_STRING
-            and list(image.dims) == [1]
-            and outputs >= {"LABELS", "CLASS_IDS", "SCORES", "STATUS"}
+        """Whether it takes one encoded file as ``IMAGE`` and has a ``STATUS`` for it, as the suite's ensembles do."""
+        return self.is_ensemble and takes_a_photo(
+            "ensemble",
+            self.config.max_batch_size,
+            [(one.name, model_config_pb2.DataType.Name(one.data_type), one.dims) for one in self.config.input],
+            {one.name for one in self.config.output},
         )
 
 

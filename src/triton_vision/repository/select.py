@@ -30,7 +30,7 @@ class Selection:
     unvouched: tuple[str, ...] = ()
 
     def image_ensembles(self) -> list[str]:
-        """The names of the served ensembles that take an image and answer labels."""
+        """The names of the served ensembles that take one encoded image."""
         return [name for name, model in self.served.items() if model.is_image_ensemble()]
 
     def ensembles_over(self, member: str) -> list[str]:

@@ -11,12 +11,13 @@ import json
 import time
 import urllib.parse
 from collections.abc import Mapping
-from importlib import resources
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from triton_vision.server.errors import ModelLoadError, ServerStartError
 from triton_vision.server.index import broken_models, plain_reason
+from triton_vision.server.warmup import insist
 
 
 class LocalIndex:
@@ -56,22 +57,42 @@ class LocalIndex:
             problem = str(error)
         raise ServerStartError(f"Triton does not say which models are ready: {problem}")
 
-    def classify_once(self, ensemble: str, timeout: float = 60.0) -> None:
-        """Classifies the package's own photo.
+    def config(self, model: str) -> dict[str, Any]:
+        """As ``ServerIndex.config``."""
+        return dict(json.loads(self._ask_about(model, "GET", f"{_path('/v2/models', model)}/config", 5.0)))
+
+    def load(self, model: str, config: Mapping[str, Any], timeout: float) -> None:
+        """As ``ServerIndex.load``."""
+        body = json.dumps({"parameters": {"config": json.dumps(config)}}).encode()
+        self._ask_about(model, "POST", f"{_path('/v2/repository/models', model)}/load", timeout, body)
+
+    def _ask_about(self, model: str, method: str, path: str, timeout: float, body: bytes | None = None) -> bytes:
+        try:
+            status, answer = self._ask(method, path, timeout, body)
+            problem = "" if status == 200 else _error(answer) or f"HTTP {status}"
+        except (OSError, http.client.HTTPException) as error:
+            problem = str(error) or type(error).__name__
+        if problem:
+            raise ModelLoadError({model: problem})
+        return answer
+
+    def classify_once(self, ensemble: str, timeout: float = 60.0, folder: Path | None = None) -> None:
+        """As ``warmup.classify_once``.
 
         Raises:
             ModelLoadError: the ensemble did not answer, with its reason.
         """
-        photo = resources.files("triton_vision.server").joinpath("warm.jpg").read_bytes()
         path = f"/v2/models/{urllib.parse.quote(ensemble, safe='')}/infer"
         headers = {"Content-Type": "application/octet-stream", "Inference-Header-Content-Length": "0"}
-        try:
-            status, body = self._ask("POST", path, timeout, photo, headers)
-            problem = "" if status == 200 else _error(body) or f"HTTP {status}"
-        except (OSError, http.client.HTTPException) as error:
-            problem = str(error) or type(error).__name__
-        if problem:
-            raise ModelLoadError({ensemble: f"it loads but does not answer a photo: {problem}"})
+
+        def ask(photo: bytes, seconds: float) -> tuple[int, str]:
+            try:
+                status, body = self._ask("POST", path, seconds, photo, headers)
+            except (OSError, http.client.HTTPException) as error:
+                return 500, str(error) or type(error).__name__
+            return status, "" if status == 200 else _error(body)
+
+        insist(ensemble, ask, timeout, folder)
 
     def _ask(
         self,
@@ -97,6 +118,10 @@ class LocalIndex:
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
         pass
+
+
+def _path(folder: str, model: str) -> str:
+    return f"{folder}/{urllib.parse.quote(model, safe='')}"
 
 
 def _error(body: bytes) -> str:
