@@ -1,9 +1,10 @@
-"""A container's health: is the ensemble ready, and does it still answer a photo?
+"""A container's health: are its image ensembles ready, and do they still answer a photo?
 
 ``python3 -m triton_vision.server.health`` asks the server over HTTP. Triton's own readiness stays green when a Python
-stub has died, so after it one real photo goes through the whole chain. The server is unhealthy when it does not say
-that the ensemble is ready, or when its answer says that a model is broken. A full queue and an expired deadline are
-signs of load: restarting a busy server would only move its load to the next, so they count as healthy.
+stub has died or a core fails on every image, so one real photo goes through each whole chain. The server is unhealthy
+when an ensemble is not ready, fails on the photo, or leaves it unanswered while it answers nobody else either. A photo
+that is rightly refused is an answer. A full queue, or a late answer from a server that answers others, is a sign of
+load: restarting a busy server would only move its load to the next, so it counts as healthy.
 
 Standard library only, and quick to start: an orchestrator runs this every few seconds.
 """
@@ -15,30 +16,32 @@ import http.client
 import json
 import os
 import re
+import select
 import sys
+import threading
 import time
 import urllib.parse
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-PHOTO = Path(__file__).with_name("warm.jpg")
+from triton_vision.probe import photo_for, takes_a_photo, verdict
+
 URL_VARIABLE, MODEL_VARIABLE = "TRITON_VISION_HEALTH_URL", "TRITON_VISION_HEALTH_MODEL"
+REPOSITORY_VARIABLE = "TRITON_VISION_HEALTH_REPOSITORY"
 # Where inference needs a token, serve has it from one of these, too; security.py has the names.
 TOKEN_VARIABLE, TOKEN_HEADER = "TRITON_VISION_INFERENCE_TOKEN", "triton-grpc-protocol-inference"
-DEFAULT_URL, DEFAULT_MODEL = "http://127.0.0.1:8000", "ensemble,ensemble_lite"
+DEFAULT_URL = "http://127.0.0.1:8000"
+# Asked where nobody names an ensemble and the server does not say which it has.
+KNOWN_MODELS = ("ensemble", "ensemble_lite")
 # Below the time that the image's HEALTHCHECK and Kubernetes probes should allow.
 DEFAULT_TIMEOUT_S = 15.0
 READY_TIMEOUT_S = 5.0
-# What Triton answers when a Python model's process has died, a model of the chain is gone, or the GPU has failed for
-# good: none of it mends itself.
-BROKEN = re.compile(
-    r"is not healthy|stub process|request for unknown model|has no available versions|"
-    r"cuda error|illegal memory access|unspecified launch failure",
-    re.IGNORECASE,
-)
-# What it answers when there is more work than it can do; looked for first.
-BUSY = re.compile(r"exceeds maximum queue size|timeout expired|too many requests", re.IGNORECASE)
+# A photo without an answer after this time may be left, if others have theirs.
+PATIENCE_S = 0.5
+# A server whose last answer is older than this is not busy. No queue of the suite makes an image wait longer.
+LATELY_S = 30.0
+CLOSED = (401, 403)
 
 
 @dataclass(frozen=True)
@@ -50,21 +53,89 @@ class Health:
     served: bool = True
 
 
-def check_all(url: str, models: Sequence[str], timeout: float = DEFAULT_TIMEOUT_S) -> Health:
-    """Checks those of the ensembles that the server has; it must have one, and all that it has must be healthy.
+@dataclass(frozen=True)
+class Answers:
+    """How many requests a model has answered with success, and when the last one (Unix time; 0 for never)."""
+
+    count: int = 0
+    last: float = 0.0
+
+
+def check_all(
+    url: str,
+    models: Sequence[str] = (),
+    timeout: float = DEFAULT_TIMEOUT_S,
+    repository: Path | None = None,
+) -> Health:
+    """Checks the server's image ensembles at the same time; all of them must be healthy.
 
     Args:
-        url, timeout: as for ``check``; the time is for each.
-        models: the ensembles' names.
+        url: as for ``check``.
+        models: the ensembles' names; the server must have one of them, and those that it has are asked. With none, the
+            server is asked which it has.
+        timeout: seconds for each ensemble.
+        repository: the server's model repository, for the photos in it (``ENSEMBLE/probe.jpg``).
     """
-    found = [check(url, model, timeout) for model in models]
-    served = [one for one in found if one.served]
+    names = list(models)
+    if not names:
+        try:
+            listed = image_ensembles(url)
+        except (OSError, http.client.HTTPException) as error:
+            return Health(False, f"unhealthy: {url} does not answer ({_words(error)})")
+        if listed == []:
+            return _ready(url)
+        names = listed or list(KNOWN_MODELS)
+    found: dict[str, Health] = {}
+
+    def ask(name: str) -> None:
+        inside = name == os.path.basename(name) and name.strip(".")  # a server may call its models what it likes
+        folder = repository / name if repository is not None and inside else None
+        try:
+            found[name] = check(url, name, timeout, photo_for(folder))
+        except OSError as error:
+            found[name] = Health(False, f"unhealthy: {error.filename} cannot be read ({_words(error)})")
+
+    threads = [threading.Thread(target=ask, args=(name,)) for name in names]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    served = [found[name] for name in names if found[name].served]
+    if not served and not models:
+        return Health(
+            False,
+            f"unhealthy: none of {', '.join(names)} is ready, and the server names no other ensemble: if it has one, "
+            f"name it with --model or ${MODEL_VARIABLE}",
+            served=False,
+        )
     ill = next((one for one in served if not one.healthy), None)
-    return ill or (served or found)[0]
+    return ill or (served or [found[name] for name in names])[0]
+
+
+def image_ensembles(url: str) -> list[str] | None:
+    """The names of the loaded ensembles that take a photo; None if the server does not say, or has loaded nothing.
+
+    Asks the statistics and the configurations, which are open without a token unless somebody has closed them.
+
+    Raises:
+        OSError, http.client.HTTPException: the server cannot be reached.
+    """
+    status, body = _ask(url, "/v2/models/stats", READY_TIMEOUT_S)
+    loaded = _statistics(body) if status == 200 else None
+    if not loaded:
+        return None
+    names = []
+    for name in loaded:
+        status, body = _ask(url, f"{_path(name)}/config", READY_TIMEOUT_S)
+        if status in CLOSED:
+            return None
+        if status == 200 and _takes_a_photo(body):
+            names.append(name)
+    return names
 
 
 def check(url: str, model: str, timeout: float = DEFAULT_TIMEOUT_S, photo: bytes | None = None) -> Health:
-    """Asks the server at ``url`` for the model's readiness, then for one classification.
+    """Asks the server at ``url`` for the model's readiness, then for an answer to a photo.
 
     Args:
         url: ``http://HOST:PORT`` of Triton's HTTP endpoint.
@@ -75,46 +146,163 @@ def check(url: str, model: str, timeout: float = DEFAULT_TIMEOUT_S, photo: bytes
     """
     deadline = time.monotonic() + timeout
     try:
-        status, body = _ask(
-            url, f"/v2/models/{urllib.parse.quote(model, safe='')}/ready", min(timeout, READY_TIMEOUT_S)
-        )
+        ready, body = _ask(url, f"{_path(model)}/ready", min(timeout, READY_TIMEOUT_S))
+    except (OSError, http.client.HTTPException) as error:
+        return Health(False, f"unhealthy: {url} does not answer ({_words(error)})")
+    if ready != 200 and ready not in CLOSED:
+        return Health(False, f"unhealthy: {model} is not ready (HTTP {ready}{_reason(body)})", served=False)
+
+    others = Others(url, model)
+    began = time.monotonic()
+    try:
+        answer = _send(url, model, photo_for(None) if photo is None else photo, deadline, others)
+    except TimeoutError:
+        answer = None
+    except (OSError, http.client.HTTPException) as error:
+        return Health(False, f"unhealthy: {url} breaks off the answer to a photo ({_words(error)})")
+    took = time.monotonic() - began
+    if answer is None:
+        return _busy(model, f"no answer to a photo within {took:.1f} s", others, deadline)
+    status, body = answer
+    told = f"HTTP {status}{_reason(body)}"
+    found = verdict(status, told)
+    if found == "answered":
+        return Health(True, f"healthy: {model} answered a photo in {1000 * took:.0f} ms")
+    if found == "busy":
+        return _busy(model, f"turned a photo away ({told})", others, deadline)
+    if found == "broken":
+        # Where its readiness is closed, this is how a server says that it does not have the model at all.
+        served = ready == 200 or not re.match(r"HTTP 4\d\d: request for unknown model", told, re.IGNORECASE)
+        return Health(False, f"unhealthy: {model} is broken ({told})", served)
+    return Health(True, f"healthy: {model} is ready, and refused a photo ({told})")
+
+
+class Others:
+    """Whether a model answers anybody, by the server's statistics, from the moment this is made."""
+
+    def __init__(self, url: str, model: str) -> None:
+        self._url, self._model = url, model
+        self._before = self._now()
+
+    @property
+    def known(self) -> bool:
+        """Whether the server tells."""
+        return self._before is not None
+
+    def answered(self, lately: float = 0.0) -> bool:
+        """Whether somebody got an answer since the beginning, or within the last ``lately`` seconds."""
+        now = self._now()
+        if now is None or self._before is None:
+            return False
+        # The server's clock may be another one, or have been set: the count is what can be relied on.
+        return now.count > self._before.count or abs(time.time() - now.last) < lately
+
+    def _now(self) -> Answers | None:
+        try:
+            status, body = _ask(self._url, f"{_path(self._model)}/stats", READY_TIMEOUT_S)
+        except (OSError, http.client.HTTPException):
+            return None
+        return (_statistics(body) or {}).get(self._model) if status == 200 else None
+
+
+def _busy(model: str, what: str, others: Others, deadline: float) -> Health:
+    """Load, if the server answers somebody; one that turns photos away is watched until the time is up.
+
+    A server that turns them away and does not tell its statistics is believed: it says itself that it is busy.
+    """
+    turned_away = what.startswith("turned")
+    while not others.answered(LATELY_S):
+        if turned_away and not others.known:
+            break
+        if time.monotonic() + PATIENCE_S > deadline:
+            rest = f"answered nobody in {LATELY_S:g} s" if others.known else "does not tell whether it answers others"
+            return Health(False, f"unhealthy: {model} is stuck: {what}, and the server {rest}")
+        time.sleep(PATIENCE_S)
+    return Health(True, f"healthy: {model} is ready, and busy: {what}")
+
+
+def _ready(url: str) -> Health:
+    """The health of a server that has nothing a photo could be sent to."""
+    try:
+        status, body = _ask(url, "/v2/health/ready", READY_TIMEOUT_S)
     except (OSError, http.client.HTTPException) as error:
         return Health(False, f"unhealthy: {url} does not answer ({_words(error)})")
     if status != 200:
-        return Health(False, f"unhealthy: {model} is not ready (HTTP {status}{_reason(body)})", served=False)
+        return Health(False, f"unhealthy: the server is not ready (HTTP {status}{_reason(body)})", served=False)
+    return Health(True, "healthy: the server is ready, and has no ensemble that takes a photo", served=False)
 
-    began = time.monotonic()
+
+def _path(model: str) -> str:
+    return f"/v2/models/{urllib.parse.quote(model, safe='')}"
+
+
+def _takes_a_photo(config: bytes) -> bool:
+    """``takes_a_photo`` of a configuration as Triton tells it."""
     try:
-        path = f"/v2/models/{urllib.parse.quote(model, safe='')}/infer"
-        photo = PHOTO.read_bytes() if photo is None else photo
-        status, body = _ask(url, path, max(0.1, deadline - began), photo)
-    except TimeoutError:
-        return Health(True, f"healthy: {model} is ready, and busy: no answer to a photo within {timeout:g} s")
-    except (OSError, http.client.HTTPException) as error:
-        return Health(False, f"unhealthy: {url} breaks off the answer to a photo ({_words(error)})")
-    if status == 200:
-        return Health(True, f"healthy: {model} answered a photo in {1000 * (time.monotonic() - began):.0f} ms")
-    reason = _reason(body)
-    if not BUSY.search(reason) and BROKEN.search(reason):
-        return Health(False, f"unhealthy: {model} is broken (HTTP {status}{reason})")
-    return Health(True, f"healthy: {model} is ready, and refused a photo (HTTP {status}{reason})")
+        told = json.loads(config)
+        inputs = [(one["name"], one["data_type"], [int(size) for size in one["dims"]]) for one in told["input"]]
+        outputs = [one["name"] for one in told["output"]]
+        return takes_a_photo(told.get("platform", ""), int(told["max_batch_size"]), inputs, outputs)
+    except (ValueError, KeyError, TypeError):
+        return False
 
 
-def _ask(url: str, path: str, timeout: float, image: bytes | None = None) -> tuple[int, bytes]:
-    """One request: a GET, or a POST of an image as the only input's bytes. Returns the status and the body."""
-    parts = urllib.parse.urlsplit(url)
-    # Straight to the server: a proxy from the environment must not come between.
-    connection = http.client.HTTPConnection(parts.hostname or "", parts.port or 80, timeout=timeout)
+def _statistics(body: bytes) -> dict[str, Answers] | None:
+    """Model name -> its answers, of all its versions; None if this is not what Triton tells."""
+    found: dict[str, Answers] = {}
     try:
-        if image is None:
-            connection.request("GET", parts.path.rstrip("/") + path)
-        else:
-            headers = {"Content-Type": "application/octet-stream", "Inference-Header-Content-Length": "0"}
-            connection.request("POST", parts.path.rstrip("/") + path, body=image, headers={**headers, **_token()})
+        for one in json.loads(body)["model_stats"]:
+            before = found.get(one["name"], Answers())
+            count = before.count + int(one["inference_stats"]["success"]["count"])
+            found[one["name"]] = Answers(count, max(before.last, int(one["last_inference"]) / 1000))
+    except (ValueError, KeyError, TypeError):
+        return None
+    return found
+
+
+def _send(url: str, model: str, photo: bytes, deadline: float, others: Others) -> tuple[int, bytes] | None:
+    """Sends a photo as the only input's bytes. Returns the status and the body; None once others are answered first.
+
+    Raises:
+        TimeoutError: there is no answer, and others have none either.
+    """
+    headers = {"Content-Type": "application/octet-stream", "Inference-Header-Content-Length": "0", **_token()}
+    connection = _connect(url, max(0.1, deadline - time.monotonic()))
+    try:
+        connection.request("POST", _base(url) + f"{_path(model)}/infer", body=photo, headers=headers)
+        while True:
+            left = deadline - time.monotonic()
+            if select.select([connection.sock], [], [], max(0.0, min(PATIENCE_S, left)))[0]:
+                break
+            if others.answered():
+                return None
+            if left <= 0:
+                raise TimeoutError
         answer = connection.getresponse()
         return answer.status, answer.read()
     finally:
         connection.close()
+
+
+def _ask(url: str, path: str, timeout: float) -> tuple[int, bytes]:
+    """A GET. Returns the status and the body."""
+    connection = _connect(url, timeout)
+    try:
+        connection.request("GET", _base(url) + path)
+        answer = connection.getresponse()
+        return answer.status, answer.read()
+    finally:
+        connection.close()
+
+
+def _connect(url: str, timeout: float) -> http.client.HTTPConnection:
+    """Straight to the server: a proxy from the environment must not come between."""
+    parts = urllib.parse.urlsplit(url)
+    return http.client.HTTPConnection(parts.hostname or "", parts.port or 80, timeout=timeout)
+
+
+def _base(url: str) -> str:
+    return urllib.parse.urlsplit(url).path.rstrip("/")
 
 
 def _token() -> dict[str, str]:
@@ -145,16 +333,26 @@ def main(arguments: list[str] | None = None) -> int:
     """Prints the line; 0 if healthy, 1 if not, as Docker expects it of a health check."""
     parser = argparse.ArgumentParser(
         prog="python3 -m triton_vision.server.health",
-        description="Asks a server whether its ensemble is ready and answers a photo. Exit code 0: healthy, 1: not.",
+        description="Asks a server whether its image ensembles are ready and answer a photo. Exit code 0: healthy, "
+        "1: not.",
     )
     parser.add_argument(
         "--url", default=os.environ.get(URL_VARIABLE) or DEFAULT_URL, help=f"default: ${URL_VARIABLE}, or {DEFAULT_URL}"
     )
     parser.add_argument(
         "--model",
-        default=os.environ.get(MODEL_VARIABLE) or DEFAULT_MODEL,
+        default=os.environ.get(MODEL_VARIABLE) or None,
         metavar="NAME[,NAME]",
-        help=f"the ensembles, of which the server must have one; default: ${MODEL_VARIABLE}, or {DEFAULT_MODEL}",
+        help="the ensembles to ask, of which the server must have one; "
+        f"default: ${MODEL_VARIABLE}, or every ensemble of the server that takes a photo",
+    )
+    parser.add_argument(
+        "--repository",
+        type=Path,
+        default=os.environ.get(REPOSITORY_VARIABLE) or None,
+        metavar="DIR",
+        help="the server's model repository, where ENSEMBLE/probe.jpg is the photo to send; "
+        f"default: ${REPOSITORY_VARIABLE}, or none: the package's photo goes to every ensemble",
     )
     parser.add_argument(
         "--timeout", type=float, default=DEFAULT_TIMEOUT_S, metavar="S", help="seconds (default: %(default)g)"
@@ -164,11 +362,11 @@ def main(arguments: list[str] | None = None) -> int:
     if parts.scheme != "http" or not parts.hostname:
         print(f"unhealthy: {args.url!r} is not an address: give http://HOST:PORT", flush=True)
         return 1
-    names = [name for name in (part.strip() for part in args.model.split(",")) if name]
-    if not names:
+    names = [name for name in (part.strip() for part in (args.model or "").split(",")) if name]
+    if args.model and not names:
         print("unhealthy: no ensemble is named", flush=True)
         return 1
-    found = check_all(args.url, names, args.timeout)
+    found = check_all(args.url, names, args.timeout, args.repository)
     print(found.report, flush=True)
     return 0 if found.healthy else 1
 

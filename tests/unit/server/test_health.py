@@ -6,28 +6,106 @@ import json
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from triton_vision.server.health import PHOTO, check, main
+from triton_vision.probe import PHOTO
+from triton_vision.server import health
+from triton_vision.server.health import check, check_all, main
 
 Answer = tuple[int, bytes]
 READY: Answer = (200, b"")
 LABELS: Answer = (200, b'{"model_name":"ensemble"}espresso')
+INPUT = {"name": "IMAGE", "data_type": "TYPE_STRING", "dims": [1]}
+
+
+def error(status: int, message: str) -> Answer:
+    """An error as Triton words it."""
+    return status, json.dumps({"error": message}).encode()
+
+
+FULL = error(503, "in ensemble 'ensemble', Exceeds maximum queue size")
+EXPIRED = error(503, "in ensemble 'ensemble', Request timeout expired")
+CLOSED = error(403, "This API is restricted, expecting header 'triton-grpc-protocol-admin'")
+BROKEN = error(500, "in ensemble 'ensemble', resnet50_trt failed on this request (ValueError)")
+
+
+class Triton:
+    """An HTTP server that answers as Triton does; None breaks a connection off without an answer.
+
+    Attributes:
+        infer: the answer to a photo, for one ensemble or all.
+        ready: the answer to a model's readiness.
+        models: name -> its configuration, as JSON has it.
+        closed: the APIs (``stats``, ``config``, ``ready``) that want a token.
+        answers: how many requests each model has answered.
+        age: how many seconds ago the last one was; None for never.
+        answers_while_asked: how many more each question for them finds.
+        hangs: whether a photo waits until the server ends.
+        seen: the requests.
+    """
+
+    def __init__(self) -> None:
+        self.infer: Answer | dict[str, Answer] | None = LABELS
+        self.ready: Answer | dict[str, Answer] | None = READY
+        self.models: dict[str, dict[str, Any]] = {}
+        self.closed: set[str] = set()
+        self.answers = 7
+        self.age: float | None = None
+        self.answers_while_asked = 0
+        self.hangs = False
+        self.while_it_hangs: Callable[[], None] = lambda: None
+        self.seen: list[tuple[str, bytes]] = []
+        self.url = ""
+        self._ends = threading.Event()
+
+    def serve(self, **models: dict[str, Any]) -> None:
+        self.models = models
+
+    def answer(self, path: str) -> Answer | None:
+        if path == "/v2/health/ready":
+            return READY
+        if path == "/v2/models/stats":
+            return CLOSED if "stats" in self.closed else self._stats(list(self.models))
+        _, _, _, name, what = path.split("/")
+        if what in self.closed:
+            return CLOSED
+        if what == "stats":
+            return self._stats([name])
+        if what == "config":
+            return 200, json.dumps({"name": name, **self.models[name]}).encode()
+        if what == "infer" and self.hangs:
+            self.while_it_hangs()
+            self._ends.wait(30)
+        found = self.infer if what == "infer" else self.ready
+        unknown = error(400, f"Request for unknown model: '{name}' is not found")
+        return found.get(name, unknown) if isinstance(found, dict) else found
+
+    def _stats(self, names: Sequence[str]) -> Answer:
+        self.answers += self.answers_while_asked
+        last = 0 if self.age is None else int(1000 * (time.time() - self.age))
+        count = {"inference_stats": {"success": {"count": self.answers, "ns": 1}}, "last_inference": last}
+        return 200, json.dumps({"model_stats": [{"name": name, "version": "1", **count} for name in names]}).encode()
+
+    def end(self) -> None:
+        self._ends.set()
 
 
 @contextmanager
-def triton(ready: Answer | None, infer: Answer | None, seen: list[tuple[str, bytes]] | None = None) -> Iterator[str]:
-    """An HTTP server with these answers, None for a connection that is closed without one; yields its URL."""
+def running() -> Iterator[Triton]:
+    triton = Triton()
 
     class Handler(BaseHTTPRequestHandler):
-        def answer(self, found: Answer | None) -> None:
+        def respond(self) -> None:
             body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-            if seen is not None:
-                seen.append((f"{self.command} {self.path} {self.headers.get('Inference-Header-Content-Length')}", body))
+            triton.seen.append((f"{self.command} {self.path}", body))
+            found = triton.answer(self.path)
             if found is None:
                 self.close_connection = True
                 return
@@ -37,140 +115,288 @@ def triton(ready: Answer | None, infer: Answer | None, seen: list[tuple[str, byt
             self.wfile.write(found[1])
 
         def do_GET(self) -> None:
-            self.answer(ready)
+            self.respond()
 
         def do_POST(self) -> None:
-            self.answer(infer)
+            self.respond()
 
         def log_message(self, format: str, *args: object) -> None:
             pass
 
-    with serving(Handler) as url:
-        yield url
+        def handle(self) -> None:
+            with suppress(ConnectionError):  # a check that has not waited for the answer
+                super().handle()
 
-
-@contextmanager
-def serving(handler: Callable[..., BaseHTTPRequestHandler]) -> Iterator[str]:
-    """An HTTP server on a free port of this machine."""
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        triton.url = f"http://127.0.0.1:{server.server_address[1]}"
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
         try:
-            yield f"http://127.0.0.1:{server.server_address[1]}"
+            yield triton
         finally:
+            triton.end()
             server.shutdown()
             thread.join()
 
 
-def error(status: int, message: str) -> Answer:
-    """An error as Triton words it."""
-    return status, json.dumps({"error": message}).encode()
+@pytest.fixture
+def triton() -> Iterator[Triton]:
+    with running() as server:
+        yield server
 
 
-def test_readiness_is_asked_first_and_then_a_real_photo_is_sent() -> None:
-    seen: list[tuple[str, bytes]] = []
-    with triton(READY, LABELS, seen) as url:
-        found = check(url, "my ensemble")
+def config(
+    platform: str = "ensemble", batch: int = 32, outputs: Sequence[str] = ("LABELS", "STATUS")
+) -> dict[str, Any]:
+    return {
+        "platform": platform,
+        "max_batch_size": batch,
+        "input": [INPUT],
+        "output": [{"name": name, "data_type": "TYPE_STRING", "dims": [-1]} for name in outputs],
+    }
+
+
+def test_readiness_is_asked_first_and_then_a_real_photo_is_sent(triton: Triton) -> None:
+    found = check(triton.url, "my ensemble")
     assert found.healthy
     assert found.report.startswith("healthy: my ensemble answered a photo in ")
-    assert seen == [
-        ("GET /v2/models/my%20ensemble/ready None", b""),
-        ("POST /v2/models/my%20ensemble/infer 0", PHOTO.read_bytes()),
-    ]
-
-
-@pytest.mark.parametrize(
-    "message",
-    [
-        "in ensemble 'ensemble', Stub process 'preprocess_0_0' is not healthy.",
-        "in ensemble 'ensemble', Failed to process the request(s) for model 'x', message: Stub process ended",
-        "in ensemble 'ensemble', Request for unknown model: 'resnet50_trt' is not found",
-    ],
-)
-def test_a_broken_model_is_unhealthy_although_it_counts_as_ready(message: str) -> None:
-    with triton(READY, error(500, message)) as url:
-        found = check(url, "ensemble")
-    assert not found.healthy
-    assert found.report == f"unhealthy: ensemble is broken (HTTP 500: {message})"
+    assert triton.seen[0] == ("GET /v2/models/my%20ensemble/ready", b"")
+    assert ("POST /v2/models/my%20ensemble/infer", PHOTO.read_bytes()) in triton.seen
 
 
 @pytest.mark.parametrize(
     "answer",
     [
-        error(503, "in ensemble 'ensemble', Exceeds maximum queue size"),
-        error(503, "in ensemble 'ensemble', Request timeout expired"),
-        error(400, "[request id: <id_unknown>] unexpected inference input 'IMAGE' for model 'yolo'"),
-        (503, b"upstream is busy"),
+        error(500, "in ensemble 'ensemble', Stub process 'preprocess_0_0' is not healthy."),
+        error(
+            500, "in ensemble 'ensemble', Failed to process the request(s) for model 'x', message: Stub process ended"
+        ),
+        BROKEN,
+        error(500, "in ensemble 'ensemble', core: TimeoutError: timeout expired"),
+        error(501, "in ensemble 'ensemble', no such thing"),
+        error(503, "in ensemble 'ensemble', out of memory"),
+        error(400, "in ensemble 'ensemble', Request for unknown model: 'resnet50_trt' is not found"),
+        error(400, "in ensemble 'ensemble', Request for unknown model: 'resnet50_trt' has no available versions"),
+        (503, b"nobody is here"),
     ],
 )
-def test_load_and_refusals_are_no_illness(answer: Answer) -> None:
-    with triton(READY, answer) as url:
-        found = check(url, "ensemble")
+def test_a_model_that_fails_on_the_photo_is_unhealthy_although_it_counts_as_ready(
+    triton: Triton, answer: Answer
+) -> None:
+    triton.infer = answer
+    triton.age = 0.0  # what it answers to others does not help
+    found = check(triton.url, "ensemble")
+    assert not found.healthy
+    assert found.report.startswith(f"unhealthy: ensemble is broken (HTTP {answer[0]}")
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        error(400, "[request id: <id_unknown>] unexpected inference input 'IMAGE' for model 'yolo'"),
+        error(400, "in ensemble 'faces', image 0: no_face: nobody is to be seen"),
+        error(400, "in ensemble 'plants', image 0: wilted: the leaf is not healthy"),
+        CLOSED,
+    ],
+)
+def test_a_refusal_is_an_answer(triton: Triton, answer: Answer) -> None:
+    triton.infer = answer
+    found = check(triton.url, "ensemble")
     assert found.healthy
-    assert found.report.startswith(f"healthy: ensemble is ready, and refused a photo (HTTP {answer[0]}")
+    assert found.report.startswith(f"healthy: ensemble is ready, and refused a photo (HTTP {answer[0]}: ")
 
 
-def test_a_server_that_answers_late_is_busy() -> None:
-    release = threading.Event()
+@pytest.mark.parametrize("answer", [FULL, EXPIRED])
+def test_a_server_that_turns_photos_away_is_busy_if_it_answers_somebody(
+    triton: Triton, answer: Answer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    triton.infer = answer
+    triton.age = 1.0
+    assert check(triton.url, "ensemble").report.startswith("healthy: ensemble is ready, and busy: turned a photo away")
+    triton.age = 60.0  # a burst on a server that had nothing to do
+    monkeypatch.setattr(health, "PATIENCE_S", 0.01)
+    triton.answers_while_asked = 1
+    assert check(triton.url, "ensemble").healthy
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.send_response(200)
-            self.send_header("Content-Length", "0")
-            self.end_headers()
 
-        def do_POST(self) -> None:
-            release.wait(30)
+@pytest.mark.parametrize("answer", [FULL, EXPIRED])
+def test_a_server_that_only_turns_photos_away_is_stuck(
+    triton: Triton, answer: Answer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(health, "PATIENCE_S", 0.01)
+    triton.infer = answer
+    triton.age = 60.0
+    found = check(triton.url, "ensemble", timeout=0.3)
+    assert not found.healthy
+    assert found.report.startswith("unhealthy: ensemble is stuck: turned a photo away (HTTP 503")
+    triton.closed = {"stats"}  # nothing says that it is not as busy as it says
+    assert check(triton.url, "ensemble", timeout=0.3).healthy
 
-        def log_message(self, format: str, *args: object) -> None:
-            pass
 
-    with serving(Handler) as url:
-        found = check(url, "ensemble", timeout=0.3)
-        release.set()
+def test_a_photo_without_an_answer_is_load_only_if_others_are_answered(
+    triton: Triton, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(health, "PATIENCE_S", 0.05)
+    triton.hangs = True
+    for age, healthy in ((1.0, True), (60.0, False), (-3600.0, False), (None, False)):
+        triton.age = age
+        found = check(triton.url, "ensemble", timeout=0.3)
+        assert found.healthy is healthy, (age, found.report)
+        assert "no answer to a photo within 0.3 s" in found.report
+    triton.age = 1.0
+    triton.closed = {"stats"}
+    found = check(triton.url, "ensemble", timeout=0.3)
+    assert not found.healthy
+    assert found.report.endswith("and the server does not tell whether it answers others")
+
+
+def test_a_photo_is_not_waited_for_while_others_are_answered(triton: Triton, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(health, "PATIENCE_S", 0.05)
+    triton.hangs = True
+
+    def answer_another() -> None:
+        triton.answers += 1
+
+    triton.while_it_hangs = answer_another
+    found = check(triton.url, "ensemble", timeout=25.0)  # the server would answer after 30 s
     assert found.healthy
-    assert "busy: no answer to a photo within 0.3 s" in found.report
+    assert found.report == "healthy: ensemble is ready, and busy: no answer to a photo within 0.1 s"
 
 
 @pytest.mark.parametrize("answer", [(400, b""), error(404, "Request for unknown model: 'ensemble' is not found")])
-def test_a_model_that_is_not_ready_is_unhealthy(answer: Answer) -> None:
-    with triton(answer, LABELS) as url:
-        found = check(url, "ensemble")
+def test_a_model_that_is_not_ready_is_unhealthy(triton: Triton, answer: Answer) -> None:
+    triton.ready = answer
+    found = check(triton.url, "ensemble")
     assert not found.healthy
     assert found.report.startswith(f"unhealthy: ensemble is not ready (HTTP {answer[0]}")
 
 
 def test_a_server_that_is_gone_or_breaks_off_is_unhealthy() -> None:
-    with triton(READY, None) as url:
-        assert check(url, "ensemble").report.startswith(f"unhealthy: {url} breaks off the answer to a photo")
-    assert check(url, "ensemble").report == f"unhealthy: {url} does not answer (connection refused)"
+    with running() as triton:
+        triton.infer = None
+        assert check(triton.url, "ensemble").report.startswith(
+            f"unhealthy: {triton.url} breaks off the answer to a photo"
+        )
+    for found in (check(triton.url, "ensemble"), check_all(triton.url)):
+        assert found.report == f"unhealthy: {triton.url} does not answer (connection refused)"
 
 
-def test_a_message_of_many_lines_becomes_one() -> None:
-    with triton(READY, error(500, "Stub process 'x' is not healthy.\n\nAt:\n  /models/x/1/model.py(3): f\n")) as url:
-        report = check(url, "ensemble").report
+def test_a_message_of_many_lines_becomes_one(triton: Triton) -> None:
+    triton.infer = error(500, "Stub process 'x' is not healthy.\n\nAt:\n  /models/x/1/model.py(3): f\n")
+    report = check(triton.url, "ensemble").report
     assert report == "unhealthy: ensemble is broken (HTTP 500: Stub process 'x' is not healthy.)"
 
 
+# -- which ensembles --------------------------------------------------------------------------------------------------
+
+
+def photos(triton: Triton) -> list[str]:
+    return sorted(path.split("/")[3] for path, body in triton.seen if path.endswith("/infer"))
+
+
+def test_every_image_ensemble_of_the_server_is_asked(triton: Triton) -> None:
+    triton.serve(
+        cats=config(),
+        faces=config(outputs=["BOXES", "STATUS"]),
+        core=config("onnxruntime_onnx"),
+        foreign=config(outputs=["LABELS"]),
+        single=config(batch=0),
+        pair={**config(), "input": [INPUT, {**INPUT, "name": "MASK"}]},
+        text={**config(), "input": [{**INPUT, "name": "TEXT"}]},
+    )
+    assert check_all(triton.url).healthy
+    assert photos(triton) == ["cats", "faces"]
+    triton.infer = {"cats": LABELS, "faces": BROKEN}
+    assert check_all(triton.url).report.startswith("unhealthy: faces is broken")
+
+
+def test_a_server_without_an_image_ensemble_has_to_be_ready(triton: Triton) -> None:
+    triton.serve(core=config("onnxruntime_onnx"))
+    triton.infer = BROKEN
+    found = check_all(triton.url)
+    assert found.healthy
+    assert found.report == "healthy: the server is ready, and has no ensemble that takes a photo"
+    triton.serve()
+    triton.ready = error(400, "nothing is loaded")
+    assert not check_all(triton.url).healthy
+
+
+@pytest.mark.parametrize("closed", [{"stats"}, {"config"}, {"stats", "config", "ready"}])
+def test_the_known_names_are_asked_where_the_server_does_not_tell_its_own(triton: Triton, closed: set[str]) -> None:
+    triton.closed = closed
+    triton.serve(cats=config())
+    triton.ready = {"ensemble_lite": READY}
+    triton.infer = {"ensemble_lite": LABELS}
+    assert check_all(triton.url).report.startswith("healthy: ensemble_lite answered")
+    triton.ready = {"cats": READY}
+    triton.infer = {"cats": LABELS}
+    found = check_all(triton.url)
+    assert not found.healthy
+    assert found.report.endswith("name it with --model or $TRITON_VISION_HEALTH_MODEL")
+    assert check_all(triton.url, ["cats"]).healthy
+
+
+def test_of_the_names_given_those_that_are_served_are_asked(triton: Triton) -> None:
+    triton.serve(cats=config(), dogs=config(), birds=config())
+    triton.ready = {"cats": READY, "dogs": READY, "birds": READY}
+    triton.infer = {"cats": LABELS, "dogs": LABELS, "birds": BROKEN}
+    assert check_all(triton.url, ["fish", "cats", "dogs"]).healthy
+    assert photos(triton) == ["cats", "dogs"]
+    assert not check_all(triton.url, ["cats", "birds"]).healthy
+    assert check_all(triton.url, ["fish"]).report.startswith("unhealthy: fish is not ready (HTTP 400")
+
+
+def test_an_ensemble_has_a_photo_of_its_own(triton: Triton, tmp_path: Path) -> None:
+    triton.serve(cats=config(), dogs=config())
+    (tmp_path / "cats").mkdir()
+    (tmp_path / "cats" / "probe.jpg").write_bytes(b"a cat")
+    assert check_all(triton.url, repository=tmp_path).healthy
+    sent = dict(triton.seen)
+    assert sent["POST /v2/models/cats/infer"] == b"a cat"
+    assert sent["POST /v2/models/dogs/infer"] == PHOTO.read_bytes()
+    (tmp_path / "dogs" / "probe.jpg").mkdir(parents=True)
+    assert check_all(triton.url, repository=tmp_path).report == (
+        f"unhealthy: {tmp_path}/dogs/probe.jpg cannot be read (is a directory)"
+    )
+
+
+def test_no_file_outside_the_repository_is_sent(triton: Triton, tmp_path: Path) -> None:
+    (tmp_path / "repository").mkdir()
+    (tmp_path / "probe.jpg").write_bytes(b"a secret")
+    for name in ("..", "../", ".", "a/.."):
+        (tmp_path / "repository" / "probe.jpg").write_bytes(b"a secret")
+        check_all(triton.url, [name], repository=tmp_path / "repository")
+    assert not [body for _, body in triton.seen if b"secret" in body]
+
+
 def test_the_command_takes_its_words_from_options_or_the_environment(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    with triton(READY, LABELS) as url:
-        monkeypatch.setenv("TRITON_VISION_HEALTH_URL", url)
+    with running() as triton:
+        triton.serve(cats=config())
+        monkeypatch.setenv("TRITON_VISION_HEALTH_URL", triton.url)
+        assert main([]) == 0
+        assert capsys.readouterr().out.startswith("healthy: cats answered")
         monkeypatch.setenv("TRITON_VISION_HEALTH_MODEL", "ensemble_lite")
         assert main([]) == 0
         assert capsys.readouterr().out.startswith("healthy: ensemble_lite answered")
+        (tmp_path / "ensemble_lite").mkdir()
+        (tmp_path / "ensemble_lite" / "probe.jpg").write_bytes(b"own")
+        monkeypatch.setenv("TRITON_VISION_HEALTH_REPOSITORY", str(tmp_path))
+        assert main([]) == 0
+        assert dict(triton.seen)["POST /v2/models/ensemble_lite/infer"] == b"own"
+        capsys.readouterr()
         assert main(["--model", "other"]) == 0
         assert capsys.readouterr().out.startswith("healthy: other answered")
     assert main(["--model", "other"]) == 1
+    assert main(["--model", ","]) == 1
     assert main(["--url", "localhost:8000"]) == 1
     assert capsys.readouterr().out.endswith("give http://HOST:PORT\n")
 
 
-def test_a_proxy_of_the_environment_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_proxy_of_the_environment_is_not_taken(triton: Triton, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
-    with triton(READY, LABELS) as url:
-        assert check(url, "ensemble").healthy
+    assert check(triton.url, "ensemble").healthy
 
 
 def test_it_needs_the_standard_library_only() -> None:
