@@ -14,7 +14,11 @@ from typing import TYPE_CHECKING
 from triton_vision.cli.paths import add_repository_option, find_repository
 
 if TYPE_CHECKING:
+    from triton_vision.server import TritonServer
     from triton_vision.server.security import Security
+
+# For what was said last, where somebody reads it.
+FLUSH_S = 1.0
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -23,7 +27,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "serve",
         help="serve a model repository",
         description="Runs Triton in the foreground: the one in /opt/tritonserver where there is one, else the embedded "
-        "one. Prints a line that begins with 'ready' once every model answers. SIGINT and SIGTERM end it.",
+        "one. Prints a line that begins with 'ready' once every model answers. From then on a Triton that dies is "
+        "restarted, until it has failed 10 times in a row, and a model's Python process that dies is replaced. SIGINT "
+        "and SIGTERM end it.",
     )
     add_repository_option(parser)
     parser.add_argument("--host", default="127.0.0.1", help="the address to listen on (default: %(default)s)")
@@ -71,8 +77,10 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 def _add_security_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group(
         "security",
-        "Without a --…-token-file, a token is looked for in $TRITON_VISION_ADMIN_TOKEN_FILE and then in "
-        "$TRITON_VISION_ADMIN_TOKEN, and so for SHM and INFERENCE. Callers send it as a header (docs/security.md).",
+        "The list of models, loading them, trace and log settings are closed to everyone unless there is an admin "
+        "token; shared memory, unless there is a shm token or --shm-open. Without a --…-token-file, a token is looked for in "
+        "$TRITON_VISION_ADMIN_TOKEN_FILE and then in $TRITON_VISION_ADMIN_TOKEN, and so for SHM and INFERENCE. Callers "
+        "send it as a header (docs/security.md).",
     )
     group.add_argument(
         "--tls-cert",
@@ -82,11 +90,18 @@ def _add_security_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--tls-key", metavar="FILE", help="the certificate's private key (PEM, no passphrase)")
     group.add_argument("--tls-ca", metavar="FILE", help="take only callers with a certificate of this authority")
     for role, what in (
-        ("admin", "loading and unloading models, trace and log settings"),
+        ("admin", "the list of models, loading them (whoever may, can run code here), trace and log settings"),
         ("shm", "shared memory"),
         ("inference", "inference"),
     ):
-        group.add_argument(f"--{role}-token-file", metavar="FILE", help=f"the token that {what} shall need")
+        group.add_argument(f"--{role}-token-file", metavar="FILE", help=f"the token that opens {what}")
+    group.add_argument("--shm-open", action="store_true", help="open shared memory to everybody, without a token")
+    group.add_argument(
+        "--expose",
+        action="store_true",
+        help="listen beyond this machine even where the Triton release has a known defect with which any caller can "
+        "crash it",
+    )
     group.add_argument(
         "--admin-apis",
         metavar="LIST",
@@ -105,6 +120,7 @@ def run(args: argparse.Namespace) -> int:
     from triton_vision.repository import RepositoryError, check_gpus, parse_placement, scaled
     from triton_vision.repository.placement import ON_GPU
     from triton_vision.server import ServerError, TritonServer
+    from triton_vision.server.outlet import Outlet
 
     repository = find_repository(args.repository)
     if repository is None:
@@ -116,9 +132,12 @@ def run(args: argparse.Namespace) -> int:
             check_gpus(placement, [gpu.index for gpu in visible_gpus()])
         security = _security(args)
         warnings = security.check(args.host)
+        security, defects = _fit_for_release(security, args)
+        warnings += defects
     except (RepositoryError, ServerError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    errors, output = Outlet(sys.stderr), Outlet(sys.stdout)
     server = TritonServer(
         repository,
         artifacts=args.artifacts,
@@ -130,7 +149,7 @@ def run(args: argparse.Namespace) -> int:
         metrics_port=args.metrics_port,
         config_name=args.config_name,
         log_level=args.log_level,
-        log=sys.stderr,
+        log=errors,
         shm_prefix=args.shm_prefix,
     )
     signals.then(server.request_stop)
@@ -166,24 +185,37 @@ def run(args: argparse.Namespace) -> int:
         with server:
             if not server.tokens_hidden:
                 print(
-                    "warning: the tokens are among tritonserver's arguments, which every user of this machine can read "
-                    "(ps), since tracing one's own processes is forbidden here (docs/security.md)",
+                    "warning: the tokens and the keeper's secret are among tritonserver's arguments, which every user "
+                    "of this machine can read (ps), since tracing one's own processes is forbidden here "
+                    "(docs/security.md)",
                     flush=True,
                 )
-            variant = server.selection.config_name
-            print(
-                f"ready: gRPC {server.grpc_address}, HTTP {server.http_address or 'off'}, "
-                f"metrics {server.metrics_address or 'off'}"
-                f" | models: {', '.join(server.selection.served)}" + (f" | variant: {variant}" if variant else ""),
-                flush=True,
-            )
-            server.wait()
+            output.put(_ready_line(server))
+
+            def tell(line: str) -> None:
+                (errors if line.startswith("error:") else output).put(f"{line}\n")
+
+            server.wait(tell, lambda: output.put(_ready_line(server)))
     except (RepositoryError, ServerError) as error:
         if signals.asked:
             return 0  # it was told to end before it was ready
-        print(f"error: {error}", file=sys.stderr)
+        errors.put(f"error: {error}\n")
         return 2
+    finally:
+        errors.flush(FLUSH_S)
+        output.flush(FLUSH_S)
     return 0
+
+
+def _ready_line(server: TritonServer) -> str:
+    assert server.selection is not None
+    variant = server.selection.config_name
+    return (
+        f"ready: gRPC {server.grpc_address}, HTTP {server.http_address or 'off'}, "
+        f"metrics {server.metrics_address or 'off'} | models: {', '.join(server.selection.served)}"
+        + (f" | variant: {variant}" if variant else "")
+        + "\n"
+    )
 
 
 def _security(args: argparse.Namespace) -> Security:
@@ -215,7 +247,23 @@ def _security(args: argparse.Namespace) -> Security:
         admin_apis=parse_admin_apis(args.admin_apis) if args.admin_apis is not None else ADMIN_APIS,
         http=not args.no_http,
         metrics=not args.no_metrics,
+        shm_open=args.shm_open,
     )
+
+
+def _fit_for_release(security: Security, args: argparse.Namespace) -> tuple[Security, list[str]]:
+    """What can be opened of the Triton release that would be started, and warnings.
+
+    Raises:
+        SetupError: strangers could crash it.
+    """
+    from triton_vision.server.exposure import limit
+    from triton_vision.server.locate import find_installation
+    from triton_vision.server.releases import read_server_version
+
+    installation = find_installation()
+    version = read_server_version(installation.home, embedded=installation.embedded)
+    return limit(security, args.host, version, args.expose)
 
 
 class Signals:

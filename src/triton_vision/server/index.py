@@ -1,13 +1,18 @@
-"""Asking a running server, over gRPC, whether it lives and which of its models are broken."""
+"""Asking a running server, over gRPC, whether it lives and which of its models are broken; loading models anew."""
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Mapping
 from types import TracebackType
+from typing import Any
 
 import grpc
+from google.protobuf import json_format
 from tritonclient.grpc import service_pb2, service_pb2_grpc
+
+from triton_vision.server.errors import ModelLoadError
 
 
 class ServerIndex:
@@ -41,6 +46,33 @@ class ServerIndex:
         request = service_pb2.RepositoryIndexRequest()
         index = self._stub.RepositoryIndex(request, timeout=5.0, metadata=self._metadata)
         return broken_models((model.name, model.state, model.reason) for model in index.models)
+
+    def config(self, model: str) -> dict[str, Any]:
+        """The configuration with which a model runs, in Triton's JSON form.
+
+        Raises:
+            ModelLoadError: the server does not tell.
+        """
+        request = service_pb2.ModelConfigRequest(name=model)
+        try:
+            answer = self._stub.ModelConfig(request, timeout=5.0, metadata=self._metadata)
+        except grpc.RpcError as error:
+            raise ModelLoadError({model: plain_reason(error.details() or str(error.code()))}) from None
+        config: dict[str, Any] = json_format.MessageToDict(answer.config, preserving_proto_field_name=True)
+        return config
+
+    def load(self, model: str, config: Mapping[str, Any], timeout: float) -> None:
+        """Loads a model with that configuration, in place of the one that runs.
+
+        Raises:
+            ModelLoadError: it did not load, and the one that ran goes on; or the server did not answer in time.
+        """
+        request = service_pb2.RepositoryModelLoadRequest(model_name=model)
+        request.parameters["config"].string_param = json.dumps(config)
+        try:
+            self._stub.RepositoryModelLoad(request, timeout=timeout, metadata=self._metadata)
+        except grpc.RpcError as error:
+            raise ModelLoadError({model: plain_reason(error.details() or str(error.code()))}) from None
 
     def __enter__(self) -> ServerIndex:
         return self

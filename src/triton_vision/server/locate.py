@@ -37,6 +37,11 @@ class Installation:
     libpython: Path | None = None
     embedded: bool = False
 
+    @property
+    def home(self) -> Path:
+        """The server's folder, which holds ``bin``."""
+        return self.binary.parents[1]
+
     def environment(self, run: Path) -> dict[str, str]:
         """The environment for tritonserver; ``run`` is the run-time folder that ``link_backends`` filled."""
         environment = dict(os.environ)

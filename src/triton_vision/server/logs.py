@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import re
-import sys
 import threading
-from collections import deque
-from typing import IO, TextIO
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from typing import IO
 
 LEVELS = ("error", "warning", "info", "verbose")
 # Triton's lines begin with a level letter, the date and the time: "E1130 04:53:53.785825 2854 file.cc:241] …".
 LINE = re.compile(r'^([EWIV])\d{4} [\d:.]+ \d+ [\w.]+:\d+\] "?(.*?)"?$')
+STAMP = re.compile(r"^([EWIV])\d{4} [\d:.]+ \d+ ")
 # Said on every machine without a GPU or at every end, and nothing to act on.
 NOISE = (
     "CudaDriverHelper has not been initialized",
@@ -19,6 +21,10 @@ NOISE = (
     "Failed to initialize NVML",
     "Signal (15) received.",
 )
+# Of an entry that comes again and again, a trace included, so many pass within so many seconds.
+REPEATS, WINDOW_S = 5, 60.0
+# How many different entries are remembered.
+ENTRIES = 64
 
 
 def log_flags(level: str) -> list[str]:
@@ -32,32 +38,63 @@ def log_flags(level: str) -> list[str]:
     ]
 
 
+class Throttle:
+    """Holds back what a log says over and over.
+
+    An entry is a line with Triton's time stamp and what follows it without one, such as a stack trace. Its first
+    line decides for all of it, so two failures at one place that differ further down count as the same.
+    """
+
+    def __init__(self) -> None:
+        self._seen: OrderedDict[str, tuple[float, int]] = OrderedDict()
+        self._passes = True
+
+    def take(self, line: str) -> list[str]:
+        """The lines to pass on now that this one has come: none, itself, or first how many were held back."""
+        stamp = STAMP.match(line)
+        if stamp is None:
+            return [line] if self._passes else []
+        key = f"{stamp[1]} {line[stamp.end() :]}"
+        now = time.monotonic()
+        began, count = self._seen.pop(key, (now, 0))
+        told = []
+        if now - began >= WINDOW_S:
+            if count > REPEATS:
+                told.append(
+                    f"warning: {count - REPEATS} more like the next entry were left out in {now - began:.0f} s\n"
+                )
+            began, count = now, 0
+        self._seen[key] = (began, count + 1)
+        while len(self._seen) > ENTRIES:
+            self._seen.popitem(last=False)
+        self._passes = count < REPEATS
+        return [*told, line] if self._passes else told
+
+
 class LogReader:
-    """Passes a server's output on to ``target`` line by line, and keeps its last lines.
+    """Passes a server's output on line by line, and keeps its last lines.
 
     Args:
         pipe: the server's stdout and stderr in one, text mode.
-        target: where the lines go; None keeps them only.
+        put: takes each line to pass on, with its end; it must not block, or Triton will. None keeps them only.
     """
 
-    def __init__(self, pipe: IO[str], target: TextIO | None = sys.stderr) -> None:
+    def __init__(self, pipe: IO[str], put: Callable[[str], None] | None = None) -> None:
         self._pipe = pipe
-        self._target = target
+        self._put = put
         self._last: deque[str] = deque(maxlen=400)
         self._thread = threading.Thread(target=self._read, name="triton-log", daemon=True)
         self._thread.start()
 
     def _read(self) -> None:
+        throttle = Throttle()
         for line in self._pipe:
             if any(noise in line for noise in NOISE):
                 continue
             self._last.append(line.rstrip("\n"))
-            if self._target is not None:
-                try:
-                    self._target.write(line)
-                    self._target.flush()
-                except (OSError, ValueError):
-                    self._target = None  # nobody reads any more; the server must go on all the same
+            if self._put is not None:
+                for passed in throttle.take(line):
+                    self._put(passed)
 
     def join(self, timeout: float) -> None:
         """Waits until the server's output has ended, at most ``timeout`` seconds."""

@@ -2,38 +2,33 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import shlex
-import signal
-import subprocess
-import sys
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TextIO
 
 from triton_vision.cpu import visible_cores
 from triton_vision.gpu import has_gpu
 from triton_vision.repository import Placement, Selection, compose, read_model, select, variants
-from triton_vision.server import conceal, guard, launch, warmup
+from triton_vision.server import keeper, warmup
+from triton_vision.server.child import Child
 from triton_vision.server.errors import ModelLoadError, ServerError, ServerStartError
 from triton_vision.server.index import ServerIndex
 from triton_vision.server.local import LocalIndex
 from triton_vision.server.locate import Installation, find_installation
-from triton_vision.server.logs import LogReader, log_flags
+from triton_vision.server.logs import log_flags
+from triton_vision.server.outlet import Outlet
 from triton_vision.server.plans import ensure_plans
 from triton_vision.server.ports import reachable, resolve_ports
 from triton_vision.server.rundir import RunDir
 from triton_vision.server.security import Security, variable
 from triton_vision.server.stubs import StubWatch
 
-# serve promises to end within 10 s: work in flight gets this long, then Triton is killed.
+# serve promises to end within 10 s: work in flight gets this long, then Triton is killed (child.KILL_AFTER_S).
 EXIT_TIMEOUT_S = 4
-KILL_AFTER_S = 5.5
 # Request and response objects that Triton's gRPC endpoint keeps for reuse; its own default, 8, is for few callers.
 GRPC_POOL = 64
 # glibc takes blocks above 128 kB, which every image has several of, from the kernel and gives them back at once: with
@@ -45,17 +40,18 @@ class TritonServer:
     """A real tritonserver on a model repository.
 
     ``with TritonServer(repository) as server:`` starts it and returns when every model is ready and every image
-    ensemble has answered one real image; leaving ends it. Not for use from several threads, but for
-    ``request_stop``; the thread that starts it must live as long as the server, since the kernel ends both together.
+    ensemble has answered one real image; leaving ends it. ``wait`` keeps it serving meanwhile. Not for use from
+    several threads, but for ``request_stop``; the thread that starts it must live as long as the server, since the
+    kernel ends both together.
 
     Args:
         repository: a Triton model repository, anybody's. Models whose artifacts are missing are left out.
         artifacts: a directory with further artifacts, as MODEL/VERSION/FILE; TensorRT plans are built there.
         host: the address to bind: gRPC, HTTP and metrics alike.
-        http_port, grpc_port, metrics_port: 0 takes any free one.
+        http_port, grpc_port, metrics_port: 0 takes any free one, and keeps it when it is started again.
         config_name: the core variant; None picks it for this machine.
         placement: on which GPUs the cores run, and for whom first; None leaves that to the configurations.
-        security: TLS and tokens; None leaves everything open.
+        security: TLS and tokens; None closes what changes the server or its memory, and leaves the rest open.
         log_level: one of error, warning, info, verbose.
         log: where Triton's log goes; None keeps it for error messages only.
         shm_prefix: the Python backend's shared-memory prefix; None makes one of the gRPC port.
@@ -77,7 +73,7 @@ class TritonServer:
         placement: Placement | None = None,
         security: Security | None = None,
         log_level: str = "warning",
-        log: TextIO | None = None,
+        log: Outlet | None = None,
         shm_prefix: str | None = None,
         options: Sequence[str] = (),
         start_timeout: float = 300.0,
@@ -91,23 +87,23 @@ class TritonServer:
         self.placement = placement
         self.security = security or Security()
         self._log_level = log_level
-        self._log_target = log
+        self._log = log
         self._shm_prefix = shm_prefix
         self._options = list(options)
         self._start_timeout = start_timeout
         self._warm = warm
-        self._stop_requested = threading.Event()
-        self._process: subprocess.Popen[str] | None = None
-        self._guard: subprocess.Popen[bytes] | None = None
-        self._guard_pipe = -1
+        self.stop_requested = threading.Event()
+        self._child: Child | None = None
         self._run: RunDir | None = None
-        self._log: LogReader | None = None
         self._installation: Installation | None = None
         self.selection: Selection | None = None
         # Where callers on this machine reach it; empty for what is off.
         self.http_address = self.grpc_address = self.metrics_address = ""
         self._local_address = ""
+        self._ports: dict[str, int] = {}
         self.tokens_hidden = True
+        # Seconds from the last start until it was ready.
+        self.start_took = 0.0
 
     # -- starting -----------------------------------------------------------------------------------------------
 
@@ -124,7 +120,7 @@ class TritonServer:
         self._installation = find_installation()
         backends, gpu, refused = frozenset(self._installation.backends), has_gpu(), {}
         if gpu and self._config_name is None and "tensorrt" in backends and self.repository.is_dir():
-            refused = ensure_plans(self.repository, self.artifacts, self._stop_requested, say or _silent, build=build)
+            refused = ensure_plans(self.repository, self.artifacts, self.stop_requested, say or _silent, build=build)
         self.selection = select(
             self.repository, self._config_name, backends=backends, gpu=gpu, artifacts=self.artifacts, refused=refused
         )
@@ -141,6 +137,10 @@ class TritonServer:
             *(f"{option}={port}" for option, port in ports.items()),
             *(f"--{endpoint}-address={host}" for endpoint, host in self.security.hosts(self.host).items()),
             *self.security.options(),
+            # All of the folder's models at the start, and afterwards those that the keeper, or who has the admin
+            # token, loads anew.
+            "--model-control-mode=explicit",
+            "--load-model=*",
             # A model that fails is reported by name and reason, not by a server that is simply gone.
             "--exit-on-error=false",
             f"--exit-timeout-secs={EXIT_TIMEOUT_S}",
@@ -192,78 +192,55 @@ class TritonServer:
         assert self._installation is not None
         hosts, security = self.security.hosts(self.host), self.security
         # An endpoint that serves nobody takes nobody's port.
-        wanted = {**self._wanted, **({} if security.http else {"--http-port": 0})}
-        ports = resolve_ports(self.host, wanted, {f"--{endpoint}-port": host for endpoint, host in hosts.items()})
+        wanted = self._ports or {**self._wanted, **({} if security.http else {"--http-port": 0})}
+        elsewhere = {f"--{endpoint}-port": host for endpoint, host in hosts.items()}
+        ports = self._ports = resolve_ports(self.host, wanted, elsewhere)
         prefix = self._shm_prefix or f"triton_vision_{ports['--grpc-port']}_"
         self._local_address = reachable(hosts["http"], ports["--http-port"])
         self.http_address = self._local_address if security.http else ""
         self.grpc_address = reachable(self.host, ports["--grpc-port"])
         self.metrics_address = reachable(hosts["metrics"], ports["--metrics-port"]) if security.metrics else ""
         self._run = RunDir(prefix)
+        began = time.monotonic()
         try:
-            self._spawn(self._installation, ports)
-            self._wait_ready()
+            self._child = self._spawn(self._installation, ports, self._run)
+            self.tokens_hidden = self._child.hidden
+            self._wait_ready(self._child)
             if self._warm:
                 self._send_one_image(self.selection)
+            self.start_took = time.monotonic() - began
         except BaseException:
             self.stop()
             raise
         return self
 
-    def _spawn(self, installation: Installation, ports: dict[str, int]) -> None:
-        assert self._run is not None
-        run = self._run.path
-        command = self.command(run, ports, self._run.prefix)
-        isolated = (sys.executable, "-I", "-S")
-
+    def _spawn(self, installation: Installation, ports: dict[str, int], run: RunDir) -> Child:
+        command = self.command(run.path, ports, run.prefix)
         environment = {
             # LibTorch would count the host's cores, also in a container that may use a few.
             "OMP_NUM_THREADS": str(visible_cores()),
             **MALLOC,
-            **installation.environment(run),
+            **installation.environment(run.path),
         }
         for role in self.security.tokens:
             environment.pop(variable(role), None)  # no business of a model's
-        self._process, self.tokens_hidden = conceal.spawn(
-            [*isolated, launch.__file__, str(os.getpid())],
-            command,
-            self.security.secrets(),
-            environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-            # A session of its own: Ctrl-C reaches the keeper alone, and the stubs can be ended as a group.
-            start_new_session=True,
-        )
-        assert self._process.stdout is not None
-        self._log = LogReader(self._process.stdout, self._log_target)
-        read, self._guard_pipe = os.pipe()
-        self._guard = subprocess.Popen(
-            [*isolated, guard.__file__, str(read), str(self._process.pid), self._run.prefix, str(run)],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            pass_fds=(read, self._run.lock_fd),
-            start_new_session=True,
-        )
-        os.close(read)
+        put = self._log.put if self._log is not None else None
+        return Child(command, self.security.secrets(), environment, run, put)
 
-    def _wait_ready(self) -> None:
+    def _wait_ready(self, child: Child) -> None:
         """Waits until Triton answers, then asks it which models are ready.
 
         Triton opens its ports when every model has been loaded or has failed.
         """
         deadline = time.monotonic() + self._start_timeout
-        stubs = StubWatch(self.pid)
-        with self._index() as index:
+        stubs = StubWatch(child.pid)
+        with self.index() as index:
             while not index.live(timeout=0.1):
                 self._check_alive()
                 dead = stubs.dead_model()
                 if dead:
                     raise ModelLoadError({dead: "its Python process died while loading it"})
-                if self._stop_requested.is_set():
+                if self.stop_requested.is_set():
                     raise ServerStartError("ended before it was ready")
                 if time.monotonic() > deadline:
                     raise ServerStartError(f"Triton was not ready within {self._start_timeout:g} s")
@@ -271,26 +248,24 @@ class TritonServer:
         if self.security.tls is not None:
             self.security.tls.seen_at(self.grpc_address)
         if broken:
-            assert self._log is not None
-            known = {name: why or self._log.error_about(name) for name, why in broken.items()}
+            known = {name: why or child.log.error_about(name) for name, why in broken.items()}
             # What only fails because another model does, has no reason of its own to tell.
             told = {name: why for name, why in known.items() if why}
             raise ModelLoadError(told or dict.fromkeys(broken, "Triton gives no reason"))
 
-    def _index(self) -> ServerIndex | LocalIndex:
+    def index(self) -> ServerIndex | LocalIndex:
+        """A connection for questions that only the keeper may ask."""
         headers = self.security.headers()
         if self.security.asks_over_http:
             return LocalIndex(self._local_address, headers)
         return ServerIndex(self.grpc_address, headers)
 
     def _check_alive(self) -> None:
-        assert self._process is not None
-        assert self._log is not None
-        code = self._process.poll()
-        if code is not None:
-            self._log.join(2.0)
-            why = self._log.last_error() or "it said no reason"
-            raise ServerStartError(f"tritonserver ended with {_describe(code)}: {why}")
+        assert self._child is not None
+        ended = self._child.ended()
+        if ended:
+            self._child.log.join(2.0)
+            raise ServerStartError(f"{ended}: {self._child.log.last_error() or 'it said no reason'}")
 
     def _send_one_image(self, selection: Selection) -> None:
         """In a thread of its own, so that a stop is obeyed, and a crash noticed, while a model takes its time."""
@@ -300,10 +275,11 @@ class TritonServer:
         def send() -> None:
             try:
                 for ensemble in selection.image_ensembles():
+                    folder = selection.served[ensemble].path
                     if self.security.asks_over_http:
-                        LocalIndex(self._local_address, headers).classify_once(ensemble)
+                        LocalIndex(self._local_address, headers).classify_once(ensemble, folder=folder)
                     else:
-                        warmup.classify_once(self.grpc_address, ensemble, headers=headers)
+                        warmup.classify_once(self.grpc_address, ensemble, headers=headers, folder=folder)
             except ServerError as error:
                 errors.append(error)
 
@@ -312,7 +288,7 @@ class TritonServer:
         while thread.is_alive():
             thread.join(0.05)
             self._check_alive()
-            if self._stop_requested.is_set():
+            if self.stop_requested.is_set():
                 raise ServerStartError("ended before it was ready")
         if errors:
             raise errors[0]
@@ -321,52 +297,41 @@ class TritonServer:
 
     @property
     def pid(self) -> int:
-        """tritonserver's process id, which is also its process group."""
-        assert self._process is not None, "the server has not been started"
-        return self._process.pid
+        """tritonserver's process id, which is also its process group; another one after each start."""
+        assert self._child is not None, "the server has not been started"
+        return self._child.pid
+
+    def ended(self) -> str:
+        """How tritonserver ended by itself, in words; empty while it runs."""
+        assert self._child is not None, "the server has not been started"
+        return self._child.ended()
 
     def request_stop(self) -> None:
         """Ends ``wait`` and a start in progress; safe in a signal handler and from other threads."""
-        self._stop_requested.set()
+        self.stop_requested.set()
 
-    def wait(self) -> None:
-        """Returns when a stop has been requested.
+    def wait(self, tell: Callable[[str], None] | None = None, ready: Callable[[], None] | None = None) -> None:
+        """Keeps the server serving (``keeper.keep``) until a stop is requested.
+
+        Args:
+            tell: takes a line about what went wrong and what is done about it.
+            ready: called when the server is ready again after a restart.
 
         Raises:
-            ServerStartError: tritonserver ended by itself; the message says how.
+            ServerStartError: it failed too often in a row; the message says how.
         """
-        while not self._stop_requested.wait(0.2):
-            self._check_alive()
+        keeper.keep(self, tell or _silent, ready or (lambda: None))
 
     # -- ending -------------------------------------------------------------------------------------------------
 
     def stop(self) -> None:
         """Ends the server within 10 s and clears what it used. Idempotent."""
-        if self._process is not None:
-            self._terminate(self._process)
-        if self._guard is not None:
-            with contextlib.suppress(BrokenPipeError):
-                os.write(self._guard_pipe, b"done")
-            os.close(self._guard_pipe)
-            self._guard.wait()
-            self._guard = None
+        if self._child is not None:
+            self._child.end()
+            self._child = None
         if self._run is not None:
             self._run.close()
             self._run = None
-
-    def _terminate(self, process: subprocess.Popen[str]) -> None:
-        if process.poll() is None:
-            process.terminate()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(KILL_AFTER_S)
-        # Stubs that are still busy, or that outlived a crash of tritonserver.
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-        if self._log is not None:
-            self._log.join(1.0)
-        if process.stdout is not None:
-            process.stdout.close()
 
     def __enter__(self) -> TritonServer:
         return self.start()
@@ -375,10 +340,6 @@ class TritonServer:
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.stop()
-
-
-def _describe(code: int) -> str:
-    return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
 
 
 def _silent(line: str) -> None:

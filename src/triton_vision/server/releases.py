@@ -1,4 +1,4 @@
-"""What NVIDIA's Triton releases are made of, and whether this machine's GPU driver is new enough for one.
+"""NVIDIA's Triton releases: what they are made of, how callers can crash them, and which GPU driver is new enough.
 
 Sources. CUDA, Python, TensorRT, the least driver and the drivers of data-center GPUs: NVIDIA's release notes of each
 release (https://docs.nvidia.com/deeplearning/triton-inference-server/release-notes/rel-26-07.html and its
@@ -16,7 +16,9 @@ from __future__ import annotations
 import os
 import re
 import subprocess
+from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 
 ASK_TIMEOUT_S = 20.0
@@ -63,6 +65,81 @@ RELEASES = (
     Release("25.01", "2.54.0", "12.8.0", "560", "3.12", "10.8.0.43", DATA_CENTER_DRIVERS),
     Release("24.10", "2.51.0", "12.6.2", "560", "3.10", "10.5.0.18", DATA_CENTER_DRIVERS),
 )
+
+# The server in each version of the wheel, which tells it nowhere.
+EMBEDDED = {"0.7.0": "2.51.0"}
+
+
+@dataclass(frozen=True)
+class Defect:
+    """Something that ends a tritonserver, and with it everybody's calls.
+
+    Attributes:
+        cause: what does it.
+        signal: how the server ends.
+        over: where a caller can: ``gRPC``, ``HTTP``, ``shared memory``; empty if no caller can.
+        fixed: the first server version without it; empty where none is known.
+        source: where that can be read.
+        since: the first server version that has it; empty for all.
+    """
+
+    cause: str
+    signal: str
+    over: tuple[str, ...]
+    fixed: str
+    source: str
+    since: str = ""
+
+    def affects(self, version: str) -> bool:
+        """Whether a server version has it; false where the version is not one."""
+        found = _leading_numbers(version)
+        if not found or found < _leading_numbers(self.since):
+            return False
+        return not self.fixed or found < _leading_numbers(self.fixed)
+
+
+SERVER = "https://github.com/triton-inference-server/server"
+# All of them were seen on 2.51.0; since when and until when is by the sources named, at their tags.
+DEFECTS = (
+    Defect(
+        "cancelled and abandoned calls",
+        "SIGSEGV",
+        ("gRPC",),
+        # By both pull requests; issue 8034 saw it on 2.54.0, which has the first.
+        fixed="2.57.0",
+        source=f"{SERVER}/pull/7840, {SERVER}/issues/8034, {SERVER}/pull/8078",
+        since="2.39.0",
+    ),
+    Defect(
+        "the classification extension on a string output",
+        "SIGFPE",
+        ("gRPC", "HTTP"),
+        fixed="2.59.1",
+        source=f"{SERVER}/pull/8267",
+    ),
+    Defect("a body in millions of tiny chunks", "SIGSEGV", ("HTTP",), fixed="2.59.1", source=f"{SERVER}/pull/8305"),
+    Defect(
+        "deeply nested JSON",
+        "SIGSEGV",
+        ("HTTP",),
+        fixed="2.69.0",
+        source="https://github.com/triton-inference-server/common/pull/156",
+    ),
+    Defect(
+        # Its size is read when it is registered, not when it is used.
+        "a registered region that its owner truncates",
+        "SIGBUS",
+        ("shared memory",),
+        fixed="",
+        source=f"{SERVER}/blob/r24.10/src/shared_memory_manager.cc",
+    ),
+    Defect("a pause of 2 s or more under load (SIGSTOP, docker pause)", "SIGABRT", (), fixed="", source="seen here"),
+)
+
+
+def find_defects(server_version: str) -> list[Defect]:
+    """The known defects of a server version; none where the version is empty or not one."""
+    return [defect for defect in DEFECTS if defect.affects(server_version)]
 
 
 def find_release(server_version: str) -> Release | None:
@@ -112,6 +189,12 @@ def _numbers(version: str) -> tuple[int, ...]:
     return tuple(map(int, match[1].split("."))) if match else ()
 
 
+def _leading_numbers(version: str) -> tuple[int, ...]:
+    """``2.54.0dev`` as numbers, without what follows them."""
+    match = re.match(r"\d+(?:\.\d+)*", version)
+    return _numbers(match[0]) if match else ()
+
+
 def read_driver(kernel_module: Path = KERNEL_MODULE) -> str:
     """The NVIDIA driver's version, from ``nvidia-smi`` or else from the kernel module; empty without a driver."""
     command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
@@ -130,11 +213,20 @@ def read_driver(kernel_module: Path = KERNEL_MODULE) -> str:
     return match[1] if match else ""
 
 
-def read_server_version(home: Path) -> str:
+def read_server_version(home: Path, *, embedded: bool = False) -> str:
     """The version of the server in ``home`` (``/opt/tritonserver``): NVIDIA's images tell it in a file and a variable.
 
     Empty where neither does; tritonserver itself has no option that tells it.
+
+    Args:
+        home: the folder with the server's ``bin``.
+        embedded: whether it is the wheel's, whose own version tells the server's.
     """
+    if embedded:
+        try:
+            return EMBEDDED.get(metadata.version("nvidia-pytriton"), "")
+        except metadata.PackageNotFoundError:
+            return ""
     try:
         told = (home / "TRITON_VERSION").read_text(errors="replace").strip()
     except OSError:
@@ -144,11 +236,27 @@ def read_server_version(home: Path) -> str:
 
 def table() -> str:
     """RELEASES as a Markdown table, as docs/image.md has it."""
-    rows = [
-        ("release", "server", "CUDA", "driver, at least", "on data-center GPUs also", "Python", "TensorRT"),
-        ("---",) * 7,
-    ]
+    header = (
+        "release", "server", "CUDA", "driver, at least", "on data-center GPUs also", "Python", "TensorRT",
+        "callers can crash it over",
+    )  # fmt: skip
+    rows = [header, ("---",) * len(header)]
     for item in RELEASES:
         older = ", ".join(item.data_center_drivers) or "see below"
-        rows.append((item.release, item.server, item.cuda, item.driver, older, item.python, item.tensorrt or "?"))
+        crashed = {where for defect in find_defects(item.server) if defect.fixed for where in defect.over}
+        over = ", ".join(sorted(crashed)) or "nothing known"
+        rows.append((item.release, item.server, item.cuda, item.driver, older, item.python, item.tensorrt or "?", over))
+    return _markdown(rows)
+
+
+def defect_table() -> str:
+    """DEFECTS as a Markdown table, as docs/security.md has it."""
+    rows = [
+        (defect.cause, defect.signal, ", ".join(defect.over) or "no caller can", defect.fixed or "not known")
+        for defect in DEFECTS
+    ]
+    return _markdown([("crashed by", "ends with", "over", "fixed in"), ("---",) * 4, *rows])
+
+
+def _markdown(rows: Sequence[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(row)} |" for row in rows) + "\n"

@@ -1,9 +1,10 @@
 """A server's run-time folder: its lock, its links, and the shared memory that goes with its prefix.
 
 Every server has a prefix for its Python backend's shared memory and a folder named after it. The folder's lock is
-held as long as the server's keeper lives, so whoever finds a folder unlocked may clear it and what lies in /dev/shm
-under its prefix: that server is gone, however it ended. The folders lie in /dev/shm themselves, so that whoever shares
-the regions (with another TMPDIR, or in another container with the host's IPC) shares the locks, too.
+held as long as the server's keeper lives, so whoever finds a folder unlocked may clear it, what lies in /dev/shm under
+its prefix, and the Python processes that use it: that server is gone, however it ended. The folders lie in /dev/shm
+themselves, so that whoever shares the regions (with another TMPDIR, or in another container with the host's IPC) shares
+the locks, too.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from pathlib import Path
 from types import TracebackType
 
 from triton_vision.server.errors import SetupError
+from triton_vision.server.stubs import SHM, end_stubs
 
-SHM = Path("/dev/shm")
 # A killed server's guard holds the lock for a moment while it clears up.
 GUARD_PATIENCE_S = 2.0
 # Triton names a region PREFIX + a UUID4, with nothing in between.
@@ -56,12 +57,22 @@ def clear_shared_memory(prefix: str) -> int:
     count = 0
     with contextlib.suppress(FileNotFoundError):
         for entry in os.scandir(SHM):
-            if entry.name.startswith(prefix) and UUID.fullmatch(entry.name[len(prefix) :]):
+            if _is_region(prefix, entry.name):
                 with contextlib.suppress(FileNotFoundError):
                     if entry.stat(follow_symlinks=False).st_uid == os.getuid():
                         os.unlink(entry.path)
                         count += 1
     return count
+
+
+def clear(prefix: str) -> int:
+    """Ends what a killed server of exactly this prefix left running, and removes its regions; returns their number."""
+    end_stubs(lambda region: _is_region(prefix, region))
+    return clear_shared_memory(prefix)
+
+
+def _is_region(prefix: str, name: str) -> bool:
+    return name.startswith(prefix) and UUID.fullmatch(name[len(prefix) :]) is not None
 
 
 class RunDir:
@@ -91,7 +102,7 @@ class RunDir:
         if self._lock is None:
             raise SetupError(f"a running server uses the shared-memory prefix {prefix!r}: choose another --shm-prefix")
         # What a server with this prefix left when it was killed.
-        self.cleared = clear_shared_memory(prefix)
+        self.cleared = clear(prefix)
         for entry in self.path.iterdir():
             if entry.name != "lock":
                 _remove(entry)
@@ -123,13 +134,13 @@ class RunDir:
 
 
 def sweep(root: Path, keep: str | None = None) -> None:
-    """Clears what servers left that were killed together with their guard: unlocked folders and their regions."""
+    """Clears what servers left that were killed together with their guard: processes, regions, unlocked folders."""
     for folder in list(root.iterdir()):
         if folder.name == keep or not folder.is_dir() or folder.is_symlink():
             continue
         lock = _lock(folder)
         if lock is not None:
-            clear_shared_memory(folder.name)
+            clear(folder.name)
             shutil.rmtree(folder, ignore_errors=True)
             os.close(lock)
 

@@ -1,7 +1,9 @@
 """Who may call what: TLS for gRPC, and tokens for groups of Triton's APIs.
 
 Triton's TLS covers gRPC alone, so with it HTTP and metrics, which stay in the clear, listen on this machine only. Its
-"restricted" APIs want a header with a secret; the same header opens them over gRPC and over HTTP.
+"restricted" APIs want a header with a secret; the same header opens them over gRPC and over HTTP. What changes the
+server for everybody, or reaches into its memory, is restricted even where the operator gave no token: then only the
+keeper, which makes up a secret for each run, can use it.
 """
 
 from __future__ import annotations
@@ -27,6 +29,8 @@ APIS = (
 ADMIN_APIS = ("model-repository", "trace", "logging")
 MORE_ADMIN_APIS = ("statistics", "model-config", "metadata", "health")
 ROLES = ("admin", "shm", "inference")
+# Roles without which nobody has any business at what they guard.
+CLOSED = ("admin", "shm")
 SHORT = 16
 GUESSABLE = "take a random one (openssl rand -hex 32)"
 
@@ -82,11 +86,14 @@ class Security:
 
     Attributes:
         tls: gRPC's certificates; None serves gRPC in the clear.
-        tokens: role (``admin``, ``shm``, ``inference``) -> its token; what a missing role would guard stays open.
+        tokens: role (``admin``, ``shm``, ``inference``) -> its token. Without one, what ``admin`` and ``shm`` guard is
+            closed to all but the keeper, and inference is open.
         admin_apis: what the admin token guards, by Triton's names.
         http: whether HTTP serves callers. If not, under TLS, it still answers the keeper's own questions at the start,
             since gRPC may want a certificate of the keeper that nobody gave it; to all others it is closed.
         metrics: whether there is a metrics endpoint.
+        shm_open: whether everybody may use the shared-memory API.
+        local_http: whether HTTP listens on this machine only, whatever the host.
     """
 
     tls: Certificates | None = None
@@ -94,6 +101,8 @@ class Security:
     admin_apis: tuple[str, ...] = ADMIN_APIS
     http: bool = True
     metrics: bool = True
+    shm_open: bool = False
+    local_http: bool = False
     _keeper: str = field(default_factory=lambda: secrets.token_hex(32), repr=False, compare=False)
 
     def check(self, host: str) -> list[str]:
@@ -106,6 +115,8 @@ class Security:
             SetupError: something cannot work, or would not protect.
         """
         warnings = self.tls.check() if self.tls is not None else []
+        if self.shm_open and "shm" in self.tokens:
+            raise SetupError("--shm-open opens the shared memory that the shm token guards: give one of the two")
         roles: dict[str, str] = {}
         for role, token in self.tokens.items():
             if token in roles:
@@ -116,14 +127,14 @@ class Security:
             roles[token] = role
             if len(token) < SHORT:
                 warnings.append(f"the {role} token has {len(token)} characters and could be guessed: {GUESSABLE}")
-        if self.tokens and self.tls is None and not _is_local(host):
+        if self.tokens and self.tls is None and not is_local(host):
             warnings.append(f"tokens travel in the clear on {host}: add --tls-cert and --tls-key")
         return warnings
 
     def hosts(self, host: str) -> dict[str, str]:
         """Endpoint (``http``, ``grpc``, ``metrics``) -> the address that it listens on."""
         plain = host if self.tls is None else LOOPBACK
-        return {"http": plain, "grpc": host, "metrics": plain}
+        return {"http": LOOPBACK if self.local_http else plain, "grpc": host, "metrics": plain}
 
     @property
     def asks_over_http(self) -> bool:
@@ -149,8 +160,7 @@ class Security:
 
     def headers(self) -> dict[str, str]:
         """What the keeper sends with its own questions."""
-        headers = {header(role): token for role, token in self.tokens.items()}
-        return headers if self.http else {**headers, header("keeper"): self._keeper}
+        return {**{header(role): token for role, token in self.tokens.items()}, header("keeper"): self._keeper}
 
     def summary(self) -> list[str]:
         """What is closed and what is not, each one line for an operator."""
@@ -168,6 +178,8 @@ class Security:
                 "tokens: "
                 + "; ".join(f"{role} for {', '.join(self._apis(role))}" for role in ROLES if role in self.tokens)
             )
+        if self.shm_open:
+            lines.append("open: shared-memory, to everybody who reaches a port")
         return lines
 
     def _apis(self, role: str) -> Sequence[str]:
@@ -175,14 +187,19 @@ class Security:
 
     def _restrictions(self) -> list[tuple[str, str]]:
         """Options up to the secret, and the secret."""
-        restrictions = []
-        for role, token in self.tokens.items():
-            apis = ",".join(self._apis(role))
-            restrictions.append((f"--grpc-restricted-protocol={apis}:{role}", token))
-            if self.http:
-                restrictions.append((f"--http-restricted-api={apis}:{header(role)}", token))
-        if not self.http and self.asks_over_http:
-            restrictions.append((f"--http-restricted-api={','.join(APIS)}:{header('keeper')}", self._keeper))
+        guards: list[tuple[str, Sequence[str], str]]
+        guards = [(role, self._apis(role), token) for role, token in self.tokens.items()]
+        ownerless = [role for role in CLOSED if role not in self.tokens and not (role == "shm" and self.shm_open)]
+        if ownerless:
+            guards.append(("keeper", [api for role in ownerless for api in self._apis(role)], self._keeper))
+        restrictions = [
+            (f"--grpc-restricted-protocol={','.join(apis)}:{role}", secret) for role, apis, secret in guards
+        ]
+        if not self.http:
+            guards = [("keeper", APIS, self._keeper)] if self.asks_over_http else []
+        restrictions += [
+            (f"--http-restricted-api={','.join(apis)}:{header(role)}", secret) for role, apis, secret in guards
+        ]
         return restrictions
 
 
@@ -199,5 +216,5 @@ def parse_admin_apis(text: str) -> tuple[str, ...]:
     return (*ADMIN_APIS, *dict.fromkeys(name for name in names if name not in ADMIN_APIS))
 
 
-def _is_local(host: str) -> bool:
+def is_local(host: str) -> bool:
     return host in ("localhost", "::1") or host.startswith("127.")

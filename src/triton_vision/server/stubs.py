@@ -1,16 +1,68 @@
-"""Noticing a Python model whose process dies while it loads, which Triton itself waits for in silence."""
+"""The Python backend's processes ("stubs") below one tritonserver: which there are, and which have died.
+
+Triton waits in silence for one that dies while its model loads, and never replaces one that dies later.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import os
+import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
-# A stub that Triton has ended because its model failed is a zombie for a moment only.
+SHM = Path("/dev/shm")
+PROGRAM = "triton_python_backend_stub"
+# A stub that Triton has ended because its model failed leaves its region for a moment only.
 PATIENCE_S = 5.0
+# Between a stub's end and the removal of its region, where Triton itself ends it.
+REMOVAL_S = 0.6
+
+
+class Stub(NamedTuple):
+    """One process: its id, its model's name, and the shared-memory region that it has with Triton."""
+
+    pid: int
+    model: str
+    region: str
+
+    def size(self) -> int:
+        """Bytes of memory that its region takes; 0 without one."""
+        try:
+            return os.stat(SHM / self.region).st_blocks * 512
+        except OSError:
+            return 0
+
+
+def read_stub(pid: int) -> Stub | None:
+    """The stub with that process id; None if it is another program or has ended."""
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().decode("utf-8", "replace").split("\0")
+    except OSError:
+        return None
+    # …/triton_python_backend_stub REPOSITORY/MODEL/VERSION/model.py REGION …
+    if len(words) < 3 or not words[0].endswith(PROGRAM):
+        return None
+    return Stub(pid, Path(words[1]).parent.parent.name, words[2].lstrip("/"))
+
+
+def end_stubs(of_region: Callable[[str], bool]) -> int:
+    """Kills this user's stubs with such a region, wherever they came from; returns how many there were."""
+    count = 0
+    for entry in Path("/proc").iterdir():
+        stub = read_stub(int(entry.name)) if entry.name.isdecimal() else None
+        if stub is not None and of_region(stub.region):
+            with contextlib.suppress(OSError):
+                if entry.stat().st_uid == os.getuid():
+                    os.kill(stub.pid, signal.SIGKILL)
+                    count += 1
+    return count
 
 
 class StubWatch:
-    """Follows the Python backend's processes below one tritonserver.
+    """Follows the stubs of one tritonserver.
 
     Args:
         server: tritonserver's process id.
@@ -18,25 +70,40 @@ class StubWatch:
 
     def __init__(self, server: int) -> None:
         self._tasks = Path(f"/proc/{server}/task")
-        self._models: dict[int, str] = {}
+        self._known: dict[int, Stub] = {}
         self._dead_since: dict[int, float] = {}
+
+    def look(self) -> list[Stub]:
+        """Those that run now."""
+        running: dict[int, Stub] = {}
+        # The list of children may lack some while threads come and go.
+        for pid in {*self._children(), *self._known}:
+            stub = read_stub(pid)  # a zombie has no command line
+            if stub is not None and self._known.setdefault(pid, stub) == stub:
+                running[pid] = stub
+        now = time.monotonic()
+        for pid, stub in list(self._known.items()):
+            if pid in running:
+                self._dead_since.pop(pid, None)
+            elif (SHM / stub.region).exists():
+                self._dead_since.setdefault(pid, now)
+            else:  # Triton has ended it, and cleared up after it
+                del self._known[pid]
+                self._dead_since.pop(pid, None)
+        return list(running.values())
 
     def dead_model(self) -> str:
         """The name of a model whose process has been dead for PATIENCE_S seconds; empty if there is none."""
+        self.look()
+        return next((stub.model for stub in self._dead(PATIENCE_S)), "")
+
+    def lost(self) -> list[Stub]:
+        """Those that have died by themselves, as the last looks saw it: Triton still holds on to their regions."""
+        return self._dead(REMOVAL_S)
+
+    def _dead(self, seconds: float) -> list[Stub]:
         now = time.monotonic()
-        for child in self._children():
-            try:
-                state = Path(f"/proc/{child}/stat").read_text().rsplit(")", 1)[1].split()[0]
-                words = Path(f"/proc/{child}/cmdline").read_bytes().decode("utf-8", "replace").split("\0")
-            except OSError:
-                continue  # it has ended and been noticed
-            if state != "Z":
-                # …/triton_python_backend_stub REPOSITORY/MODEL/VERSION/model.py REGION …
-                if len(words) > 1 and words[0].endswith("triton_python_backend_stub"):
-                    self._models[child] = Path(words[1]).parent.parent.name
-            elif child in self._models and now - self._dead_since.setdefault(child, now) > PATIENCE_S:
-                return self._models[child]
-        return ""
+        return [self._known[pid] for pid, since in self._dead_since.items() if now - since > seconds]
 
     def _children(self) -> list[int]:
         children: list[int] = []

@@ -1,0 +1,103 @@
+"""One tritonserver process: started with its guard, asked how it is, ended with all that it started."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+
+from triton_vision.server import conceal, guard, launch
+from triton_vision.server.logs import LogReader
+from triton_vision.server.rundir import RunDir
+
+KILL_AFTER_S = 5.5
+
+
+class Child:
+    """A running tritonserver; the thread that makes it must live as long, since the kernel ends both together.
+
+    Args:
+        command: its command line.
+        secrets: further arguments, which nobody else may see.
+        environment: its environment.
+        run: its run-time folder.
+        put: takes each line of its log, without blocking; None keeps the last ones only.
+
+    Attributes:
+        pid: its process id, which is also its process group.
+        hidden: whether the secrets are hidden.
+        log: what it says.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        secrets: Sequence[str],
+        environment: Mapping[str, str],
+        run: RunDir,
+        put: Callable[[str], None] | None,
+    ) -> None:
+        isolated = (sys.executable, "-I", "-S")
+        self._process, self.hidden = conceal.spawn(
+            [*isolated, launch.__file__, str(os.getpid())],
+            command,
+            secrets,
+            environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            # A session of its own: Ctrl-C reaches the keeper alone, and the stubs can be ended as a group.
+            start_new_session=True,
+        )
+        self.pid = self._process.pid
+        assert self._process.stdout is not None
+        self.log = LogReader(self._process.stdout, put)
+        self._guard: subprocess.Popen[bytes] | None = None
+        read, self._guard_pipe = os.pipe()
+        try:
+            self._guard = subprocess.Popen(
+                [*isolated, guard.__file__, str(read), str(self.pid), run.prefix, str(run.path)],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                pass_fds=(read, run.lock_fd),
+                start_new_session=True,
+            )
+        except BaseException:
+            self.end()
+            raise
+        finally:
+            os.close(read)
+
+    def ended(self) -> str:
+        """How it ended by itself, in words; empty while it runs."""
+        code = self._process.poll()
+        if code is None:
+            return ""
+        how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+        return f"tritonserver ended with {how}"
+
+    def end(self) -> None:
+        """Ends it, its stubs and its guard, within KILL_AFTER_S seconds and a few more."""
+        process = self._process
+        if process.poll() is None:
+            process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(KILL_AFTER_S)
+        # Stubs that are still busy, or that outlived a crash of tritonserver.
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        self.log.join(1.0)
+        if process.stdout is not None:
+            process.stdout.close()
+        with contextlib.suppress(BrokenPipeError):
+            os.write(self._guard_pipe, b"done")
+        os.close(self._guard_pipe)
+        if self._guard is not None:
+            self._guard.wait()

@@ -1,0 +1,214 @@
+"""Renewing a model's Python processes ("stubs") under a running Triton, where one has died or holds too much memory.
+
+Triton never replaces a stub, and a stub's shared memory only grows. But when a model is loaded again with another
+group of instances, Triton first makes the new ones and then ends the old ones, each when it has answered what it was
+given: callers do not notice.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, Protocol
+
+from triton_vision.server.errors import ModelLoadError
+from triton_vision.server.stubs import SHM, Stub, StubWatch
+
+MIB = 1024 * 1024
+# A new stub takes 1 MiB at once, and a little more when its model has loaded.
+STUB_BYTES = 2 * MIB
+LARGEST, SMALLEST = 32 * MIB, 4 * MIB
+# A region that has not grown for so long is as large as its work makes it.
+SETTLED_S = 1.0
+# A model whose regions have been given back gets so long, and each time that it needs them again, twice as long.
+LEAST_INTERVAL_S, MOST_INTERVAL_S = 60.0, 900.0
+# By then Triton has let go of a process that was replaced.
+HEALED_S = 5.0
+
+
+class Index(Protocol):
+    """What is asked of a server: ``ServerIndex`` or ``LocalIndex``."""
+
+    def config(self, model: str) -> dict[str, Any]: ...
+
+    def load(self, model: str, config: dict[str, Any], timeout: float) -> None: ...
+
+    def __enter__(self) -> Index: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+
+class Renewal:
+    """Loading one model anew, in a thread of its own.
+
+    Args:
+        index: makes a connection to the server.
+        model: its name.
+        timeout: seconds for each of the at most two loads.
+        sparing: whether to get along with the memory of a single new process for a moment, and so with one process.
+        counts: how many instances each group shall have, where an earlier attempt may have left fewer.
+    """
+
+    def __init__(
+        self, index: Callable[[], Index], model: str, timeout: float, sparing: bool, counts: list[int] | None
+    ) -> None:
+        self.model = model
+        self.counts = counts
+        self.problem = ""
+        self._index, self._timeout, self._sparing = index, timeout, sparing
+        self._thread = threading.Thread(target=self._run, name="renewal", daemon=True)
+        self._thread.start()
+
+    @property
+    def done(self) -> bool:
+        """Whether it has come to an end, with a ``problem`` or without."""
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        try:
+            with self._index() as index:
+                self._load(index)
+        except (ModelLoadError, KeyError, ValueError) as error:
+            reasons = error.reasons if isinstance(error, ModelLoadError) else {}
+            self.problem = reasons.get(self.model) or f"{type(error).__name__}: {error}"
+
+    def _load(self, index: Index) -> None:
+        config = index.config(self.model)
+        groups = config["instance_group"]
+        if self.counts is None:
+            self.counts = [int(group.get("count", 1)) for group in groups]
+        for group in groups:
+            # Another priority makes another group. 0 and 1 mean the same; an owner's own moves by one and back.
+            limiter = group.setdefault("rate_limiter", {})
+            limiter["priority"] = int(limiter.get("priority", 0)) ^ 1
+        if self._sparing:
+            for group in groups:
+                group["count"] = 1
+            index.load(self.model, config, self._timeout)
+        for group, count in zip(groups, self.counts, strict=True):
+            group["count"] = count
+        index.load(self.model, config, self._timeout)
+
+
+class Tending:
+    """The stubs of one tritonserver while it serves.
+
+    Args:
+        server: tritonserver's process id.
+        index: makes a connection to it.
+        tell: takes a line for the operator.
+        timeout: seconds that loading a model may take.
+    """
+
+    def __init__(self, server: int, index: Callable[[], Index], tell: Callable[[str], None], timeout: float) -> None:
+        self._watch = StubWatch(server)
+        self._index, self._tell, self._timeout = index, tell, timeout
+        self._renewal: Renewal | None = None
+        self._healing: list[Stub] = []
+        self._healed: dict[Stub, float] = {}
+        self._counts: dict[str, list[int]] = {}
+        self._sizes: dict[Stub, tuple[int, float]] = {}
+        self._renewed: dict[str, float] = {}
+        self._interval: dict[str, float] = defaultdict(lambda: LEAST_INTERVAL_S)
+        self._complained: set[str] = set()
+        self._watch.look()
+
+    def tend(self) -> str:
+        """Looks at the stubs and renews what needs it; to be called several times a second, and returns at once.
+
+        Returns:
+            Why the server must be restarted; empty if it need not be.
+        """
+        running = self._watch.look()
+        if self._renewal is not None:
+            return self._finish(self._renewal) if self._renewal.done else ""
+        lost = self._watch.lost()
+        now = time.monotonic()
+        remaining = [stub for stub in lost if now - self._healed.get(stub, now) > HEALED_S]
+        if remaining:
+            return f"Triton keeps a dead Python process of {remaining[0].model}"
+        new = [stub for stub in lost if stub not in self._healed]
+        if new:
+            model = new[0].model
+            self._healing = [stub for stub in new if stub.model == model]
+            count = len(self._healing)
+            died = "a Python process died" if count == 1 else f"{count} Python processes died"
+            self._tell(f"error: {model}: {died}; replacing the model's processes")
+            self._begin(model, running)
+        else:
+            model = self._overgrown(running)
+            if model:
+                self._healing = []
+                self._begin(model, running)
+        return ""
+
+    def _begin(self, model: str, running: list[Stub]) -> None:
+        needed = sum(stub.model == model for stub in running) * STUB_BYTES
+        self._renewal = Renewal(self._index, model, self._timeout, needed > _free(), self._counts.get(model))
+
+    def _finish(self, renewal: Renewal) -> str:
+        model, self._renewal = renewal.model, None
+        now = time.monotonic()
+        if renewal.counts is not None:
+            self._counts[model] = renewal.counts
+        if not self._healing:
+            again = now - self._renewed.get(model, -MOST_INTERVAL_S) < 4 * self._interval[model]
+            self._interval[model] = min(2 * self._interval[model], MOST_INTERVAL_S) if again else LEAST_INTERVAL_S
+            self._renewed[model] = now
+        self._healed.update(dict.fromkeys(self._healing, now))
+        if not renewal.problem:
+            self._counts.pop(model, None)
+            self._complained.discard(model)
+            return ""
+        if self._healing:
+            return f"the Python processes of {model} could not be replaced: {renewal.problem}"
+        if model not in self._complained:
+            self._complained.add(model)
+            self._tell(
+                f"warning: {model}: its Python processes cannot be replaced to free their shared memory, trying again "
+                f"every minute: {renewal.problem}"
+            )
+        return ""
+
+    def _overgrown(self, running: list[Stub]) -> str:
+        """The model with the largest region of those that are beyond the bound and at rest; empty if there is none."""
+        now = time.monotonic()
+        sizes = {stub: stub.size() for stub in running}
+        self._sizes = {
+            stub: self._sizes[stub] if self._sizes.get(stub, (-1, 0.0))[0] == size else (size, now)
+            for stub, size in sizes.items()
+        }
+        limit = bound(_total(), len(running))
+        moving = {stub.model for stub, (_, since) in self._sizes.items() if now - since < SETTLED_S}
+        for stub in sorted(sizes, key=lambda stub: -sizes[stub]):
+            if sizes[stub] <= limit:
+                break
+            if stub.model not in moving and self._may_renew(stub.model, now):
+                return stub.model
+        return ""
+
+    def _may_renew(self, model: str, now: float) -> bool:
+        short = _free() < _total() / 4 or model in self._complained
+        interval = LEAST_INTERVAL_S if short else self._interval[model]
+        return now - self._renewed.get(model, -MOST_INTERVAL_S) >= interval
+
+
+def bound(total: int, stubs: int) -> int:
+    """How many bytes a stub's region may keep where ``stubs`` of them share a /dev/shm of ``total`` bytes."""
+    return max(SMALLEST, min(LARGEST, total // 8 // max(stubs, 1)))
+
+
+def _total() -> int:
+    info = os.statvfs(SHM)
+    return info.f_blocks * info.f_frsize
+
+
+def _free() -> int:
+    info = os.statvfs(SHM)
+    return info.f_bavail * info.f_frsize
