@@ -21,7 +21,9 @@ HTTP_STATUS = {
     grpc.StatusCode.NOT_FOUND: 404,
     grpc.StatusCode.UNAVAILABLE: 503,
 }
-PAUSE_S = 0.2
+# For so long a photo that is turned away is sent again, and after such pauses. Callers may be faster for longer than
+# that, and a server that comes up under load must not end because of it.
+INSIST_S, PAUSE_S = 10.0, 0.05
 
 
 def classify_once(
@@ -63,7 +65,7 @@ def classify_once(
 def insist(
     ensemble: str, ask: Callable[[bytes, float], tuple[int, str]], timeout: float, folder: Path | None = None
 ) -> None:
-    """Sends the ensemble's photo until it is answered or refused, again where a queue is full of others' work.
+    """Sends the ensemble's photo; for some seconds again where a queue is full of others' work, which then is left.
 
     Args:
         ask: sends a photo, with so many seconds for the answer; returns the HTTP status and the error's message.
@@ -76,12 +78,12 @@ def insist(
         photo = photo_for(folder)
     except OSError as error:
         raise ModelLoadError({ensemble: f"{error.filename} cannot be read: {error.strerror}"}) from None
-    deadline = time.monotonic() + timeout
+    began = time.monotonic()
     while True:
-        status, message = ask(photo, max(0.1, deadline - time.monotonic()))
+        status, message = ask(photo, max(0.1, began + timeout - time.monotonic()))
         found = verdict(status, message)
-        if found in ("answered", "refused"):
-            return
-        if found != "busy" or time.monotonic() + PAUSE_S > deadline:
+        if found in ("closed", "broken"):
             raise ModelLoadError({ensemble: f"it loads but does not answer a photo: {message or f'HTTP {status}'}"})
+        if found != "busy" or time.monotonic() - began > min(INSIST_S, timeout):
+            return
         time.sleep(PAUSE_S)
