@@ -108,6 +108,8 @@ compose_run() {
     esac
     if [[ -n ${OPTION[repository]-} ]]; then
         RUN+=(--mount "type=bind,$(mount_field source "${OPTION[repository]}"),target=$REPOSITORY_INSIDE,readonly")
+        # For the photos in it: docker's health check cannot know what serve is told.
+        RUN+=(--env "TRITON_VISION_HEALTH_REPOSITORY=$REPOSITORY_INSIDE")
     fi
     artifacts=$(artifacts)
     if [[ $artifacts == /* ]]; then

@@ -19,27 +19,48 @@ base_url() {
     printf 'http://%s:%s' "$(url_host "$(address_of "$1")")" "$http"
 }
 
-# ensembles URL: the ensembles that the server has, one a line.
+# ensembles URL: the ensembles that the server has, one a line. Of a server that does not tell its models (serve's
+# --admin-apis), those of the suite that it has.
 ensembles() {
-    local model
-    for model in $(ask "$1/v2/repository/index" --request POST | grep -o '"name":"[^"]*"' | cut -d '"' -f 4); do
-        if ask "$1/v2/models/$model" | grep -q '"platform":"ensemble"'; then printf '%s\n' "$model"; fi
+    local model found=''
+    for model in $(ask "$1/v2/models/stats" | grep -o '"name":"[^"]*","version"' | cut -d '"' -f 4 | sort -u); do
+        if ask "$1/v2/models/$model" | grep -q '"platform":"ensemble"'; then found+=$model$'\n'; fi
     done
+    if [[ -z $found ]]; then
+        for model in ensemble ensemble_lite; do
+            if ask "$1/v2/models/$model/ready" >/dev/null; then found+=$model$'\n'; fi
+        done
+    fi
+    printf '%s' "$found"
 }
 
-# call URL ENSEMBLE: whether it is ready and, where it takes images, answers one. Says why not.
+# photo_for ENSEMBLE: the file to send to it: probe.jpg beside its configuration, where the repository is on this machine.
+photo_for() {
+    local own=${OPTION[repository]-}/$1/probe.jpg
+    if [[ -n ${OPTION[repository]-} && -r $own ]]; then printf '%s' "$own"; else printf '%s' "$DEPLOY_DIR/probe.jpg"; fi
+}
+
+# call URL ENSEMBLE: whether it is ready and, where it takes images, answers one. Says why not. An image that is refused
+# has been answered, and a queue that is full of others' work is no fault.
 call() {
-    local answer
+    local answer code metadata
     ask "$1/v2/models/$2/ready" >/dev/null || {
         echo "the model $2 is not ready"
         return 1
     }
-    ask "$1/v2/models/$2" | grep -q '"inputs":\[{"name":"IMAGE","datatype":"BYTES"' || return 0
+    if metadata=$(ask "$1/v2/models/$2") && [[ $metadata != *'"inputs":[{"name":"IMAGE","datatype":"BYTES"'* ]]; then
+        return 0
+    fi
     # Without --fail: the body of a refusal says why.
-    answer=$(curl --silent --show-error --noproxy '*' --max-time "$CALL_S" --data-binary "@$DEPLOY_DIR/probe.jpg" \
+    answer=$(curl --silent --show-error --noproxy '*' --max-time "$CALL_S" --data-binary "@$(photo_for "$2")" \
         --header 'Content-Type: application/octet-stream' --header 'Inference-Header-Content-Length: 0' \
-        -- "$1/v2/models/$2/infer" 2>&1 | tr -dc '[:print:]') || true
-    if [[ $answer == *'"outputs"'* ]]; then return 0; fi
+        --write-out ' (HTTP %{http_code})' -- "$1/v2/models/$2/infer" 2>&1 | tr -dc '[:print:]') || true
+    code=${answer##*(HTTP }
+    case ${code%)} in
+    200) return 0 ;;
+    4??) [[ $answer == *'Request for unknown model'* || $answer == *'has no available versions'* ]] || return 0 ;;
+    503) if [[ $answer == *'Exceeds maximum queue size'* || $answer == *'timeout expired'* ]]; then return 0; fi ;;
+    esac
     echo "$2 does not answer an image: ${answer:0:300}"
     return 1
 }
@@ -54,7 +75,7 @@ serves() {
     names=$(ensembles "$url")
     if [[ -n ${OPTION[ensemble]-} ]]; then
         # Triton opens its ports when all models are loaded: what is not there then does not come any more.
-        [[ $'\n'$names$'\n' == *$'\n'"${OPTION[ensemble]}"$'\n'* ]] || {
+        ask "$url/v2/models/${OPTION[ensemble]}/ready" >/dev/null || {
             echo "it does not serve the ensemble ${OPTION[ensemble]}, only: ${names//$'\n'/, }"
             return 2
         }

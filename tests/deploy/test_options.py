@@ -153,7 +153,10 @@ def test_every_option_arrives(env: dict[str, str], tmp_path: Path) -> None:
     assert values(command, "--user") == ["1234:1234"]
     assert values(command, "--stop-timeout") == ["7"]
     assert values(command, "--env-file") == [str(variables)]
-    assert values(command, "--env") == ["TRITON_VISION_HEALTH_MODEL=ensemble_lite"]
+    assert values(command, "--env") == [
+        "TRITON_VISION_HEALTH_REPOSITORY=/repository",
+        "TRITON_VISION_HEALTH_MODEL=ensemble_lite",
+    ]
     at = command.index("registry.example:5000/vision:2")
     assert command[at - 2 : at] == ["--memory=16g", "--env=A=b c"]
     assert command[at + 1 :] == [
