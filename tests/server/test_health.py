@@ -8,6 +8,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -31,7 +32,7 @@ class TritonPythonModel:
         return [self.answer(pb_utils.get_input_tensor_by_name(request, "IMAGE").as_numpy()) for request in requests]
 
     def answer(self, images):
-        if self.name == "raising_stage":
+        if self.name == "raising_stage" or self.name == "own_stage" and images[0, 0] != b"a face":
             raise ValueError("this core fails on every photo")
         if self.name == "choosy_stage" and images[0, 0] != b"a face":
             error = pb_utils.TritonError("nobody is to be seen", pb_utils.TritonError.INVALID_ARG)
@@ -48,7 +49,7 @@ max_batch_size: 1
 input [{ name: "IMAGE" data_type: TYPE_STRING dims: [ 1 ] }]
 output [{ name: "STATUS" data_type: TYPE_STRING dims: [ 1 ] }]
 """
-NAMES = ("fine", "raising", "choosy", "killed", "hanging", "crowded")
+NAMES = ("fine", "raising", "own", "choosy", "killed", "hanging", "crowded")
 
 
 @pytest.fixture(scope="module")
@@ -70,6 +71,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (folder / stage / "config.pbtxt").write_text(
             'backend: "python"' + TENSORS + "dynamic_batching { default_queue_policy { max_queue_size: 2 } }"
         )
+    (folder / "own" / "probe.jpg").write_bytes(b"a face")
     return folder
 
 
@@ -133,6 +135,15 @@ def test_a_refusal_is_an_answer_and_a_photo_of_its_own_is_taken(
     (own / "probe.jpg").mkdir()
     with pytest.raises(ModelLoadError, match=r"probe\.jpg cannot be read"):
         start("choosy", folder=own)
+
+
+def test_a_start_and_the_health_check_send_the_repositorys_photo(server: TritonServer, repository: Path) -> None:
+    assert server.selection is not None
+    own = replace(server.selection, served={"own": server.selection.served["own"]})
+    server._send_one_image(own)
+    url = f"http://{server.http_address}"
+    assert health.check_all(url, ["own"], repository=repository).healthy
+    assert not health.check_all(url, ["own"]).healthy
 
 
 def test_a_killed_stub_is_unhealthy_although_the_model_is_ready(server: TritonServer, start: Ask) -> None:
