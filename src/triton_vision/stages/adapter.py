@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import signal
 import time
 import traceback
 from collections.abc import Mapping, Sequence
@@ -18,23 +19,46 @@ import numpy as np
 
 from triton_vision.cpu import threads_of, visible_cores
 from triton_vision.stages.config import StageConfig
-from triton_vision.stages.errors import ConfigError, ImageRefused, InvalidRequest, RequestDropped
-from triton_vision.stages.kit import STATUS, Array, Batch, ItemStage, Parameters, Stage, declared, gather
+from triton_vision.stages.errors import ConfigError, ImageRefused, InvalidRequest, Overloaded, RequestDropped, shown
+from triton_vision.stages.kit import STATUS, Array, Batch, ItemStage, Parameters, Stage, declared, gather, is_status
+from triton_vision.stages.lane import Lane
+from triton_vision.stages.limits import MIB
 from triton_vision.stages.memory import keep_small_blocks
 from triton_vision.stages.meter import Key, Meter, RefusalLog
 
 NO_ROWS = range(0)
 MOST_THREADS = 1024
+# Bytes of a request's inputs, and seconds of work on requests that have been set aside, which may wait.
+MOST_REQUEST_BYTES, MOST_ASIDE_S = 128 * MIB, 4.0
+# CPU seconds for each item, beside a stage's own limit, before a process that makes no headway is ended.
+SPARE_S = 0.5
 
 
 class Call:
     """One request of an ``execute``, its rows in the batch, and what became of it."""
 
-    __slots__ = ("error", "inputs", "masks", "options", "outputs", "request", "rows", "status", "until")
+    __slots__ = (
+        "bytes",
+        "error",
+        "id",
+        "inputs",
+        "masks",
+        "options",
+        "outputs",
+        "request",
+        "rows",
+        "sender",
+        "status",
+        "until",
+    )
 
     def __init__(self, request: Any) -> None:
         self.request = request
+        # Of a request that has been set aside, which is answered through its sender.
+        self.id = ""
+        self.sender: Any = None
         self.rows = NO_ROWS
+        self.bytes = 0
         self.inputs: list[Array] = []
         self.status: Array | None = None
         self.masks = False
@@ -43,6 +67,21 @@ class Call:
         self.until = 0.0
         self.outputs: tuple[Array, ...] = ()
         self.error: tuple[str, str] | None = None  # message, and the name of Triton's error code
+
+    def set_aside(self) -> None:
+        """Lets go of the request, and with it of shared memory; what is still needed of it is kept."""
+        self.id = self.request.request_id()
+        self.sender = self.request.get_response_sender()
+        self.request = None
+        self.inputs = []
+
+    def request_id(self) -> str:
+        """What its caller calls it."""
+        return self.id if self.request is None else str(self.request.request_id())
+
+    def is_cancelled(self) -> bool:
+        """Whether its caller has gone; a question of 70 us."""
+        return bool((self.request or self.sender).is_cancelled())
 
 
 class Adapter:
@@ -66,6 +105,7 @@ class Adapter:
             stage.threads = config.integer(
                 "threads", threads_of(visible_cores(), config.instances), maximum=MOST_THREADS
             )
+            self._most_bytes = config.integer("max_request_bytes", MOST_REQUEST_BYTES)
             if STATUS in config.outputs:
                 config.require("output", STATUS, {"TYPE_STRING": (1,)})
             if STATUS in config.inputs:
@@ -85,6 +125,8 @@ class Adapter:
         self._warm_up()
         self._meter = Meter(self.utils, config.name)
         self._log = RefusalLog(self.utils, config.name)
+        self._lane = Lane(f"{config.name}-aside", MOST_ASIDE_S)
+        self._closing = False
 
     def execute(self, requests: Sequence[Any]) -> list[Any]:
         """Answers every request, each with its own result or its own error."""
@@ -103,21 +145,30 @@ class Adapter:
             try:
                 batch = self._stack(live)
                 known = [bool(text) for text in batch.status] if self._takes_status else None
-                self.stage.run(batch)
+                self._run(batch)
                 processed = time.perf_counter()
                 for call in live:
                     try:
-                        self._finish(call, batch, known, refused)
+                        if any(row in batch.asides for row in call.rows):
+                            self._set_aside(call, batch, known)
+                        else:
+                            self._finish(call, batch, known, refused)
                     except BaseException as error:  # noqa: BLE001 - belongs to this request alone
                         self._blame([call], error)
             except BaseException as error:  # noqa: BLE001 - every request still gets its response
                 self._blame(live, error)
-        responses = [self._response(call) for call in calls]
-        self._count(live, refused, (began, read, processed, time.perf_counter()))
+        # Triton takes None for a request that is answered through its sender.
+        responses = [None if call.sender is not None else self._response(call) for call in calls]
+        self._count(
+            [call for call in live if call.sender is None], refused, (began, read, processed, time.perf_counter())
+        )
         return responses
 
     def finalize(self) -> None:
-        """Hands over what has been counted and tears the stage down."""
+        """Ends what has been set aside, hands over what has been counted and tears the stage down."""
+        self._closing = True
+        self.stage.interrupt()
+        self._lane.close()
         self._meter.close()
         self.stage.teardown()
 
@@ -134,11 +185,20 @@ class Adapter:
         tensor_of = self.utils.get_input_tensor_by_name
         for tensor in self._inputs:
             call.inputs.append(tensor_of(request, tensor.name).as_numpy())
+        call.bytes = sum(_bytes(array) for array in call.inputs)
+        if call.bytes > self._most_bytes:
+            raise InvalidRequest(
+                f"the request holds {call.bytes} bytes, and at most {self._most_bytes} are accepted: send fewer or "
+                "smaller images in one request"
+            )
         counts = {len(array) for array in call.inputs}
         if self._takes_status:
             given = tensor_of(request, STATUS).as_numpy()
             call.status = given.reshape(len(given))
             counts.add(len(given))
+            # Nobody but a stage of the chain makes it, and what comes in goes out again.
+            if not all(map(is_status, call.status)):
+                raise InvalidRequest("input STATUS: each must be empty or a stage's 'reason: detail'")
         if len(counts) != 1:
             raise InvalidRequest(f"the inputs hold different numbers of items: {sorted(counts)}")
         call.rows = range(counts.pop())
@@ -167,10 +227,55 @@ class Adapter:
             call = owners[row]
             if call.until and time.perf_counter() > call.until:
                 raise RequestDropped("Request timeout expired while its images were worked on", cancelled=False)
-            if ask and call.request.is_cancelled():
+            if ask and call.is_cancelled():
                 raise RequestDropped("its caller cancelled the request", cancelled=True)
+            if self._closing:
+                raise RequestDropped(f"{self.config.name} is being unloaded; try again", cancelled=False)
 
         return Batch(inputs, status, check)
+
+    def _set_aside(self, call: Call, batch: Batch, known: list[bool] | None) -> None:
+        """Has a request answered later; it must not wait for the others of its batch, nor they for it."""
+        rows, check = call.rows, batch.check
+        part = batch.part(rows, lambda row, ask: check(rows.start + row, ask))
+        known = known and known[rows.start : rows.stop]
+        seconds = sum(aside.seconds for aside in part.asides.values())
+        stage = self.stage
+        assert isinstance(stage, ItemStage)  # no other sets anything aside
+
+        def job() -> None:
+            began, refused = time.perf_counter(), dict[str, int]()
+            try:
+                stage.run_asides(part)
+                self._finish(call, part, known, refused)
+            except BaseException as error:  # noqa: BLE001 - whatever it is, the request is answered
+                self._blame([call], error)
+            done = time.perf_counter()
+            call.sender.send(self._response(call), self.utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+            self._count([call], refused, (began, began, done, time.perf_counter()))
+
+        call.rows = range(len(rows))
+        call.set_aside()
+        try:
+            self._lane.put(seconds, job)
+        except Overloaded:
+            call.sender = None
+            raise
+
+    def _run(self, batch: Batch) -> None:
+        """Runs the stage; where it has a limit on CPU time, the kernel ends the process that is far beyond it.
+
+        That is the last resort: it also ends a decoder that never returns and lets no other thread run. Whoever keeps
+        the server loads the stage anew.
+        """
+        if not self.stage.limit_s:
+            self.stage.run(batch)
+            return
+        signal.setitimer(signal.ITIMER_PROF, self.stage.limit_s + SPARE_S * len(batch.status))
+        try:
+            self.stage.run(batch)
+        finally:
+            signal.setitimer(signal.ITIMER_PROF, 0.0)
 
     def _finish(self, call: Call, batch: Batch, known: list[bool] | None, refused: dict[str, int]) -> None:
         rows = call.rows
@@ -186,7 +291,7 @@ class Adapter:
                 if known is None or not known[rows.start + index]:
                     reason = told.partition(":")[0]
                     refused[reason] = refused.get(reason, 0) + 1
-                    self._log.note(call.request.request_id(), index, told)
+                    self._log.note(call.request_id(), index, told)
                 first = first or f"image {index}: {told}"
         if first and not (call.masks and self._gives_status):
             raise InvalidRequest(first)
@@ -199,6 +304,8 @@ class Adapter:
             told = (str(error), "INVALID_ARG")
         elif isinstance(error, RequestDropped):
             told = (str(error), "CANCELLED" if error.cancelled else "UNAVAILABLE")
+        elif isinstance(error, Overloaded):
+            told = (str(error), "UNAVAILABLE")
         else:
             trace = "".join(traceback.format_exception(error))
             self.utils.Logger.log_error(f"{self.config.name}: {trace}")
@@ -235,7 +342,7 @@ class Adapter:
         began, read, processed, ended = times
         counts: dict[Key, float] = {
             ("triton_vision_images_total", ()): served,
-            ("triton_vision_input_bytes_total", ()): sum(_bytes(array) for call in calls for array in call.inputs),
+            ("triton_vision_input_bytes_total", ()): sum(call.bytes for call in calls),
             ("triton_vision_seconds_total", (("step", "read"),)): read - began,
             ("triton_vision_seconds_total", (("step", "process"),)): processed - read,
             ("triton_vision_seconds_total", (("step", "respond"),)): ended - processed,
@@ -286,7 +393,7 @@ def _parameters(text: str) -> Parameters:
 def _masks(parameters: Parameters) -> bool:
     value = parameters.get("on_bad_image", "fail")
     if value not in ("fail", "mask"):
-        raise InvalidRequest(f"parameter on_bad_image is {value!r}, and must be 'fail' or 'mask'")
+        raise InvalidRequest(f"parameter on_bad_image is {shown(value)}, and must be 'fail' or 'mask'")
     return bool(value == "mask")
 
 

@@ -4,28 +4,17 @@ from __future__ import annotations
 
 import io
 import re
-from dataclasses import dataclass
 
 import numpy as np
 from PIL import Image
 
 from triton_vision.stages import jpeg
 from triton_vision.stages.errors import ImageRefused
+from triton_vision.stages.limits import DECODERS, Limits, Quick, TakesLong, too_complex, too_many_pixels
 from triton_vision.stages.resize import UPRIGHT, Frame
+from triton_vision.stages.structure import Structure, inspect
 from triton_vision.stages.truncation import is_cut
 
-# What `formats` may list -> Pillow's decoder. MPO is a JPEG with further ones behind it, APNG a PNG.
-DECODERS = {
-    "JPEG": "JPEG",
-    "MPO": "MPO",
-    "PNG": "PNG",
-    "WebP": "WEBP",
-    "GIF": "GIF",
-    "BMP": "BMP",
-    "TIFF": "TIFF",
-    "PPM": "PPM",
-    "AVIF": "AVIF",
-}
 SIGNATURES: tuple[tuple[str, re.Pattern[bytes]], ...] = tuple(
     (name, re.compile(pattern, re.DOTALL))
     for name, pattern in (
@@ -44,26 +33,10 @@ SIGNATURES: tuple[tuple[str, re.Pattern[bytes]], ...] = tuple(
         ("ICO", rb"\0\0[\1\2]\0"),
         ("PDF", rb"%PDF"),
         ("EPS", rb"%!PS|\xc5\xd0\xd3\xc6"),
-        ("SVG", rb"\s*(<\?xml[^>]*>\s*)?(<!--.*?-->\s*)*(<!DOCTYPE svg[^>]*>\s*)?<svg"),
         ("HTML", rb"\s*<(!doctype html|html|head|body)"),
     )
 )
 ORIENTATION_TAG = 0x0112
-
-
-@dataclass(frozen=True)
-class Limits:
-    """What is decoded at all.
-
-    Attributes:
-        formats: of DECODERS; anything else is refused unopened.
-        max_bytes: of the encoded file.
-        max_pixels: width times height, as the header declares them.
-    """
-
-    formats: tuple[str, ...] = tuple(DECODERS)
-    max_bytes: int = 32 * 1024 * 1024
-    max_pixels: int = 100_000_000
 
 
 def sniff(data: bytes) -> str:
@@ -74,7 +47,9 @@ def sniff(data: bytes) -> str:
         size = int.from_bytes(head[:4], "big")
         brands = [head[at : at + 4] for at in range(16, min(size, len(head)), 4)]
         return "AVIF" if b"avif" in brands else "HEIC"
-    return next((name for name, pattern in SIGNATURES if pattern.match(head)), "")
+    known = next((name for name, pattern in SIGNATURES if pattern.match(head)), "")
+    # What may stand before an SVG's own element is no business of a pattern that would try it in every way.
+    return known or ("SVG" if b"<svg" in head and head.lstrip().startswith(b"<") else "")
 
 
 def decode(data: bytes, limits: Limits, *, orient: bool = True) -> Image.Image:
@@ -82,7 +57,9 @@ def decode(data: bytes, limits: Limits, *, orient: bool = True) -> Image.Image:
     return read_frame(data, limits, orient=orient).upright()
 
 
-def read_frame(data: bytes, limits: Limits, *, orient: bool = True, short: int = 0) -> Frame:
+def read_frame(
+    data: bytes, limits: Limits, *, orient: bool = True, short: int = 0, quick: Quick | None = None
+) -> Frame:
     """Decodes the first frame, to the pixels that Pillow decodes.
 
     Args:
@@ -91,18 +68,22 @@ def read_frame(data: bytes, limits: Limits, *, orient: bool = True, short: int =
         orient: whether the EXIF orientation is looked for.
         short: 0 for every pixel; else a plain JPEG may be decoded at 1/8, 1/4 or 1/2 of its size, as long as its
             shorter side keeps this many pixels.
+        quick: what may be decoded here; None decodes whatever ``limits`` admit.
 
     Returns:
         8 bits a channel: 16-bit grey scaled by ``>> 8``, every other mode by ``convert("RGB")``. Valid until the same
         thread's next call.
 
     Raises:
-        ImageRefused: with one of the contract's reasons; nothing else is raised for any input.
+        ImageRefused: with one of the contract's reasons; nothing else is raised for any input without ``quick``.
+        TakesLong: it is within the limits, and not quick.
     """
     name = _check(data, limits)
     header = jpeg.read_header(data) if name == "JPEG" else None
+    structure = Structure() if header is not None and header.single_scan else inspect(name, data, limits)
+    structure.check_quick(limits, quick)
     if header is not None:
-        _check_pixels(header.width, header.height, limits)
+        structure.check(name, "RGB", (header.width, header.height), len(data), limits, quick)
         if header.plain:
             array = jpeg.decode(data, header, short)
             if array is not None:
@@ -110,7 +91,7 @@ def read_frame(data: bytes, limits: Limits, *, orient: bool = True, short: int =
     try:
         # The JPEG decoder finds out by itself that a file is an MPO; of that, too, the first frame is wanted.
         with Image.open(io.BytesIO(data), formats=(DECODERS[name],)) as image:
-            _check_pixels(image.width, image.height, limits)
+            structure.check(name, image.mode, image.size, len(data), limits, quick)
             if header is not None and not header.plain and image.size == (header.width, header.height):
                 # Pillow has read what the segments say; the pixels are still to be had faster.
                 orientation = _orientation(image) if orient else 1
@@ -121,12 +102,12 @@ def read_frame(data: bytes, limits: Limits, *, orient: bool = True, short: int =
             # Not before: of some formats this loads the image, and would hide what is wrong with it.
             orientation = _orientation(image) if orient else 1
             return Frame(_to_rgb(image), image.size, orientation)
-    except ImageRefused:
+    except (ImageRefused, TakesLong):
         raise
     except Image.DecompressionBombError:
-        raise _too_many_pixels("its header declares more", limits) from None
+        raise too_many_pixels("its header declares more", limits) from None
     except MemoryError:
-        raise ImageRefused("too_many_pixels", f"the {name} does not fit into memory") from None
+        raise too_complex(f"decoding the {name} takes too much memory", "max_memory") from None
     except Exception as error:  # noqa: BLE001 - a decoder may raise anything at all on hostile input
         raise _refusal(name, data, error) from None
 
@@ -143,15 +124,6 @@ def _check(data: bytes, limits: Limits) -> str:
         what = f"{name} is not accepted" if name else "the first bytes are no known image format's"
         raise ImageRefused("unsupported_format", f"{what}; send one of {', '.join(limits.formats)}")
     return name
-
-
-def _check_pixels(width: int, height: int, limits: Limits) -> None:
-    if width * height > limits.max_pixels:
-        raise _too_many_pixels(f"{width}x{height}", limits)
-
-
-def _too_many_pixels(what: str, limits: Limits) -> ImageRefused:
-    return ImageRefused("too_many_pixels", f"{what}, and at most {limits.max_pixels} pixels are accepted")
 
 
 def _to_rgb(image: Image.Image) -> Image.Image:

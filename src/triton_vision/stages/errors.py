@@ -4,13 +4,14 @@ StageError
 ├── ConfigError      at load: a field of config.pbtxt is wrong; the message names it
 ├── InvalidRequest   the whole request is wrong (INVALID_ARGUMENT)
 ├── RequestDropped   nobody waits for the answer any more: its timeout has passed, or its caller cancelled
+├── Overloaded       the whole request is turned away, since its answer would come too late (UNAVAILABLE)
 └── ImageRefused     one item is refused; under ``on_bad_image: mask`` its neighbours are answered
 """
 
 from __future__ import annotations
 
 # The words that STATUS, errors and metrics use; their order is the order in which the checks are made.
-REASONS = ("empty", "too_large", "unsupported_format", "too_many_pixels", "truncated", "corrupt")
+REASONS = ("empty", "too_large", "unsupported_format", "too_complex", "too_many_pixels", "truncated", "corrupt")
 
 
 class StageError(Exception):
@@ -37,6 +38,18 @@ class RequestDropped(StageError):
         super().__init__(message)
 
 
+class Overloaded(StageError):
+    """More work than can be done in time: the request is turned away before anything has been paid for it.
+
+    Args:
+        wait: seconds that its answer would take.
+    """
+
+    def __init__(self, wait: float) -> None:
+        # The words with which Triton itself turns requests away, by which clients and health checks know it.
+        super().__init__(f"Exceeds maximum queue size: an answer would take about {wait:.1f} s; try again later")
+
+
 class ImageRefused(StageError):
     """One item cannot be answered.
 
@@ -49,3 +62,9 @@ class ImageRefused(StageError):
         self.reason = reason
         self.detail = detail
         super().__init__(f"{reason}: {detail}")
+
+
+def shown(value: object) -> str:
+    """What a caller sent, as an error may repeat it: in full only where it is short."""
+    text = value if isinstance(value, str) else str(value)[:100]
+    return repr(value) if len(text) <= 60 else f"{text[:40]!r}… ({len(text)} characters)"

@@ -21,6 +21,8 @@ SCAN, APP0, APP2, ADOBE = 0xDA, 0xE0, 0xE2, 0xEE
 PASSED = frozenset((0xC4, 0xDB, 0xDD, 0xFE, APP0, ADOBE))
 # What a segment's content begins with, and how long it is at least where it does: Pillow chokes on shorter ones.
 LEAST = {APP0: (b"JFIF", 7), APP2: (b"ICC_PROFILE\0", 14), ADOBE: (b"Adobe", 7)}
+# Of a file that is plainly in order; decoders copy the segments of longer headers over and over.
+MOST_SEGMENTS, LONGEST_HEAD = 64, 1024 * 1024
 # The scales that the decoder has fast inverse transforms for, in eighths.
 SCALES = (1, 2, 4)
 # A buffer kept by each thread saves the page faults of a fresh one, which cost more than the crop of a small image.
@@ -34,11 +36,13 @@ class Header:
     Attributes:
         width, height: in pixels.
         plain: there is no segment that could hold an orientation or further images.
+        single_scan: the first scan holds the whole image, and no decoder looks at another one.
     """
 
     width: int
     height: int
     plain: bool
+    single_scan: bool
 
 
 class _Kept(threading.local):
@@ -55,16 +59,16 @@ def read_header(data: bytes) -> Header | None:
     Args:
         data: begins with the SOI marker.
     """
-    at, end = 2, len(data) - 9
+    at, end = 2, min(len(data) - 9, LONGEST_HEAD)
     size: tuple[int, int] | None = None
-    plain = True
-    while at < end:
-        if data[at] != 0xFF:
+    plain, components, progressive = True, 0, False
+    for _ in range(MOST_SEGMENTS):
+        if at >= end or data[at] != 0xFF:
             return None
         marker = data[at + 1]
         length = data[at + 2] << 8 | data[at + 3]
         if marker == SCAN:
-            return Header(*size, plain) if size else None
+            return Header(*size, plain, not progressive and data[at + 4] == components) if size else None
         name, least = LEAST.get(marker, (b"", 0))
         if length < 2 + (least if data.startswith(name, at + 4) else 0):
             return None
@@ -75,6 +79,7 @@ def read_header(data: bytes) -> Header | None:
             size = (data[at + 7] << 8 | data[at + 8], data[at + 5] << 8 | data[at + 6])
             if 0 in size:
                 return None
+            components, progressive = data[at + 9], marker == FRAMES[-1]
         elif marker not in PASSED:
             if not 0xE0 <= marker <= 0xEF:
                 return None

@@ -14,10 +14,12 @@ A stage is a class with a few verbs, called in this order::
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -31,6 +33,24 @@ Parameters = Mapping[str, Any]
 STATUS = "STATUS"
 # Asking whether a request has been cancelled costs 70 us: worth it between items that take this many seconds.
 SLOW_ITEM_S = 0.02
+# A status has at most so many characters, none of them a control character.
+STATUS_LENGTH = 500
+_MORE = re.compile(r"[\x00-\x1f\x7f]+")
+
+
+class Aside(Exception):
+    """Raised by an ItemStage's ``process`` for an item that takes long, so that nothing else waits for it.
+
+    Args:
+        seconds: that it takes, estimated.
+        work: makes the item's output later, on a thread of its own, one after the other. It is handed a function to
+            call now and then, which raises RequestDropped where nobody waits for the answer any more.
+    """
+
+    def __init__(self, seconds: float, work: Callable[[Callable[[], None]], Any]) -> None:
+        self.seconds = seconds
+        self.work = work
+        super().__init__()
 
 
 @dataclass
@@ -43,6 +63,7 @@ class Batch:
         failures: row -> what went wrong with it, of which its request will be told.
         check: row, whether to ask for cancellation -> raises RequestDropped where nobody waits for its answer.
         outputs: what ``run`` made, for each output a list of rows or an array of them.
+        asides: row -> what is still to be done for it.
     """
 
     inputs: Sequence[Array]
@@ -50,11 +71,23 @@ class Batch:
     check: Callable[[int, bool], None] = lambda row, ask: None  # noqa: ARG005
     failures: dict[int, BaseException] = field(default_factory=dict)
     outputs: Sequence[Any] = ()
+    asides: dict[int, Aside] = field(default_factory=dict)
+
+    def part(self, rows: range, check: Callable[[int, bool], None]) -> Batch:
+        """Those rows, which keep nothing of the others alive; what has been made of them, and what is to be done."""
+        return Batch(
+            [],
+            self.status[rows.start : rows.stop].copy(),
+            check,
+            {row - rows.start: error for row, error in self.failures.items() if row in rows},
+            [made[rows.start : rows.stop] for made in self.outputs],
+            {row - rows.start: aside for row, aside in self.asides.items() if row in rows},
+        )
 
     def note(self, row: int, error: BaseException) -> None:
         """Notes what was raised for an item: a refusal is its status, anything else its request's failure."""
         if isinstance(error, ImageRefused):
-            self.status[row] = str(error).encode(errors="replace")
+            self.status[row] = _MORE.sub(" ", str(error))[:STATUS_LENGTH].encode(errors="replace")
         else:
             self.failures[row] = error
 
@@ -65,10 +98,12 @@ class Stage:
     Attributes:
         config: the model's configuration.
         threads: the parameter ``threads``.
+        limit_s: CPU seconds that one item may take at the very most; 0 sets no limit.
     """
 
     config: StageConfig
     threads: int
+    limit_s = 0.0
 
     def setup(self, config: StageConfig) -> None:
         """Reads parameters and checks tensors; raises ConfigError for a field that is wrong."""
@@ -100,6 +135,9 @@ class Stage:
         """
         return outputs
 
+    def interrupt(self) -> None:
+        """Ends what has been set aside and is under way; called before ``teardown``, from another thread."""
+
     def teardown(self) -> None:
         """Releases what ``setup`` acquired."""
 
@@ -113,16 +151,14 @@ class ItemStage(Stage):
 
     ``process`` takes one item's inputs in the configuration's order (a STRING ``[1]`` as bytes, anything else as an
     array of the declared dims) and returns its output, or a tuple of its outputs in the configuration's order.
-    Raising ImageRefused refuses the item alone. Output dims must be fixed.
+    Raising ImageRefused refuses the item alone, raising Aside does it later. Output dims must be fixed.
     """
 
     process: Any
     _pool: ThreadPoolExecutor | None = None
 
     def run(self, batch: Batch) -> None:
-        status = batch.status
-        tensors = [tensor for tensor in self.config.outputs.values() if tensor.name != STATUS]
-        outputs: list[list[Any]] = [[None] * len(status) for _ in tensors]
+        batch.outputs = [[None] * len(batch.status) for tensor in self._made]
         slow = False
 
         def one(row: int) -> None:
@@ -132,19 +168,36 @@ class ItemStage(Stage):
                 began = time.perf_counter()
                 result = self.process(*[_item(array[row]) for array in batch.inputs])
                 slow = time.perf_counter() - began > SLOW_ITEM_S
-                made = result if isinstance(result, tuple) else (result,)
-                for rows, tensor, value in zip(outputs, tensors, made, strict=True):
-                    rows[row] = declared(tensor, value, tensor.dims)
+                self._keep(batch, row, result)
+            except Aside as aside:
+                batch.asides[row] = aside
             except BaseException as error:  # noqa: BLE001 - one item's failure must stay its own, even a Rust panic
                 batch.note(row, error)
 
-        todo = [row for row, text in enumerate(status) if not text]
+        todo = [row for row, text in enumerate(batch.status) if not text]
         if self.threads == 1 or len(todo) < 2:
             for row in todo:
                 one(row)
         else:
             list(self._threads().map(one, todo))
-        batch.outputs = outputs
+
+    def run_asides(self, batch: Batch) -> None:
+        """Does what ``run`` has set aside."""
+        for row, aside in batch.asides.items():
+            try:
+                batch.check(row, True)
+                self._keep(batch, row, aside.work(partial(batch.check, row, True)))
+            except BaseException as error:  # noqa: BLE001 - one item's failure must stay its own
+                batch.note(row, error)
+
+    @cached_property
+    def _made(self) -> list[Tensor]:
+        return [tensor for tensor in self.config.outputs.values() if tensor.name != STATUS]
+
+    def _keep(self, batch: Batch, row: int, result: Any) -> None:
+        made = result if isinstance(result, tuple) else (result,)
+        for rows, tensor, value in zip(batch.outputs, self._made, made, strict=True):
+            rows[row] = declared(tensor, value, tensor.dims)
 
     def check_outputs(self) -> None:
         """Raises ConfigError for an output whose size is not known beforehand."""
@@ -290,6 +343,17 @@ def _check_cast(tensor: Tensor, given: Array) -> None:
 def _nothing(tensor: Tensor, shape: tuple[int, ...]) -> Array:
     """Zeros, or empty strings."""
     return np.full(shape, b"", np.object_) if tensor.triton_type == "TYPE_STRING" else np.zeros(shape, tensor.dtype)
+
+
+def is_status(text: Any) -> bool:
+    """Whether it is what a stage may have made: nothing, or a short text without control characters."""
+    if not text:
+        return True
+    try:
+        told = text.decode()
+    except (AttributeError, UnicodeDecodeError):
+        return False
+    return len(told) <= STATUS_LENGTH and ":" in told and _MORE.search(told) is None
 
 
 def _item(value: Any) -> Any:

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from triton_vision.stages.config import StageConfig
-from triton_vision.stages.errors import ConfigError, InvalidRequest
+from triton_vision.stages.errors import ConfigError, InvalidRequest, shown
 from triton_vision.stages.kit import BatchStage, Parameters
 
 
@@ -45,7 +45,7 @@ class Postprocess(BatchStage):
         """The request's ``top_k``; by default 5, or all classes where there are fewer."""
         value = parameters.get("top_k", min(5, self.classes))
         if type(value) is not int or not 1 <= value <= self.classes:  # bool is an int, and no count
-            raise InvalidRequest(f"parameter top_k is {value!r}, and must be an integer from 1 to {self.classes}")
+            raise InvalidRequest(f"parameter top_k is {shown(value)}, and must be an integer from 1 to {self.classes}")
         return value
 
     def process(self, logits: NDArray[np.float32]) -> NDArray[np.float32]:

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import io
+import os
+import signal
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from triton_vision.stages.apart import Apart
+from triton_vision.stages.budget import UNIT, MemoryBudget, default_budget
 from triton_vision.stages.config import StageConfig
-from triton_vision.stages.decode import DECODERS, Limits
 from triton_vision.stages.errors import ConfigError
-from triton_vision.stages.kit import ItemStage
+from triton_vision.stages.kit import Aside, ItemStage
+from triton_vision.stages.limits import DECODERS, Limits, Quick, TakesLong
 from triton_vision.stages.quiet import silence_decoders
 from triton_vision.stages.recipe import Recipe, read_pixels
 from triton_vision.stages.resize import FILTERS
@@ -20,6 +26,7 @@ from triton_vision.stages.resize import FILTERS
 # ImageNet's channel statistics on [0, 1], as torchvision's ImageNet weights expect them.
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
+QUICK = Quick()
 
 
 class Preprocess(ItemStage):
@@ -38,17 +45,14 @@ class Preprocess(ItemStage):
             "PIXELS",
             {"TYPE_UINT8": (crop, crop, 3), "TYPE_FP32": (3, crop, crop)},
         )
+        budget = config.integer("memory_budget", default_budget(), minimum=UNIT)
         self.recipe = Recipe(
             resize=resize,
             crop=crop,
             resample=FILTERS[config.choice("filter", "bilinear", tuple(FILTERS))],
             orient=config.choice("orientation", "exif", ("exif", "ignore")) == "exif",
             fast=config.choice("decode", "exact", ("exact", "fast")) == "fast",
-            limits=Limits(
-                formats=config.words("formats", tuple(DECODERS), tuple(DECODERS)),
-                max_bytes=config.integer("max_bytes", Limits.max_bytes),
-                max_pixels=config.integer("max_pixels", Limits.max_pixels),
-            ),
+            limits=_limits(config, budget),
         )
         # Pillow's own check knows frames and tiles that ours on the header does not; this process serves one stage.
         Image.MAX_IMAGE_PIXELS = self.recipe.limits.max_pixels
@@ -65,6 +69,11 @@ class Preprocess(ItemStage):
                 self.shift = (-mean / std).astype(np.float32)
             if not (np.isfinite(self.scale).all() and np.isfinite(self.shift).all()):
                 raise ConfigError("parameters mean, std: their quotients are beyond FP32")
+        # Now, while this process has no threads and no library of it has any.
+        self._apart = Apart(partial(read_pixels, recipe=self.recipe), (crop, crop, 3), self.recipe.limits)
+        self._budget = MemoryBudget(budget)
+        self._ending = False
+        self.limit_s = self.recipe.limits.max_seconds
 
     def example(self) -> tuple[bytes]:
         """A JPEG, the likeliest format, in a size that leaves something to resize."""
@@ -74,8 +83,50 @@ class Preprocess(ItemStage):
         return (file.getvalue(),)
 
     def process(self, image: bytes) -> NDArray[Any]:
-        """One encoded file to its pixels; raises ImageRefused."""
-        pixels = read_pixels(image, self.recipe)
-        if self.normalises:
-            pixels = (pixels * self.scale + self.shift).transpose(2, 0, 1)
-        return pixels
+        """One encoded file to its pixels; raises ImageRefused, and Aside for one that takes long."""
+        try:
+            return self._output(read_pixels(image, self.recipe, QUICK))
+        except TakesLong as long:
+            raise Aside(long.seconds, partial(self._read_apart, image, long.bytes)) from None
+
+    def interrupt(self) -> None:
+        """Ends the decoder that is at work."""
+        self._ending = True
+        self._apart.close()
+
+    def teardown(self) -> None:
+        """Ends the process that forks decoders."""
+        self._apart.close()
+        self._budget.close()
+
+    def _read_apart(self, image: bytes, needed: float, check: Callable[[], None]) -> NDArray[Any]:
+        with self._budget.taken(needed, check):
+            try:
+                return self._output(self._apart.run(image))
+            except RuntimeError:
+                check()
+                if not self._ending:
+                    # A copy of this process as it was at the start cannot be had again: it has to start again.
+                    os.kill(os.getpid(), signal.SIGKILL)
+                raise
+
+    def _output(self, pixels: NDArray[Any]) -> NDArray[Any]:
+        return (pixels * self.scale + self.shift).transpose(2, 0, 1) if self.normalises else pixels
+
+
+def _limits(config: StageConfig, budget: int) -> Limits:
+    """The limits that the configuration sets."""
+    default = Limits()
+    numbers = {
+        name: config.integer(name, getattr(default, name))
+        for name in (
+            "max_bytes", "max_pixels", "max_scans", "max_segments", "max_slow_bytes", "max_slow_pixels",
+            "max_pixels_per_byte", "max_memory",
+        )
+    }  # fmt: skip
+    numbers["max_memory"] = min(numbers["max_memory"], budget)
+    return Limits(
+        formats=config.words("formats", tuple(DECODERS), tuple(DECODERS)),
+        max_seconds=config.number("max_seconds", default.max_seconds, minimum=0.1),
+        **numbers,
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import logging
 import re
 import warnings
 from pathlib import Path
@@ -11,11 +12,12 @@ from PIL import features
 
 
 def silence_decoders(maps: Path = Path("/proc/self/maps")) -> None:
-    """Ends Pillow's warnings and libtiff's messages on stderr; for a process that serves one stage alone.
+    """Ends Pillow's warnings and log, and libtiff's messages on stderr; for a process that serves one stage alone.
 
     What is wrong with a file that is refused reaches its caller, the metrics and the log by way of the kit.
     """
     warnings.filterwarnings("ignore", module="PIL")
+    logging.getLogger("PIL").setLevel(logging.CRITICAL + 1)
     if not features.check("libtiff"):
         return
     # libtiff keeps its handlers in the library itself: that which Pillow has loaded is to be told, no other.

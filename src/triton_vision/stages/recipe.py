@@ -8,7 +8,8 @@ from typing import Any
 from numpy.typing import NDArray
 from PIL import Image
 
-from triton_vision.stages.decode import Limits, read_frame
+from triton_vision.stages.decode import read_frame
+from triton_vision.stages.limits import Limits, Quick
 from triton_vision.stages.resize import resize_crop
 
 
@@ -36,14 +37,18 @@ class Recipe:
 TORCHVISION = Recipe()
 
 
-def read_pixels(data: bytes, recipe: Recipe = TORCHVISION) -> NDArray[Any]:
+def read_pixels(data: bytes, recipe: Recipe = TORCHVISION, quick: Quick | None = None) -> NDArray[Any]:
     """One encoded file to its pixels, RGB, uint8 ``[crop, crop, 3]``.
 
     The array is the caller's own, and read-only.
 
+    Args:
+        quick: what may be decoded here; None decodes whatever the recipe's limits admit.
+
     Raises:
-        ImageRefused: with one of the contract's reasons; nothing else is raised for any input.
+        ImageRefused: with one of the contract's reasons; nothing else is raised for any input without ``quick``.
+        TakesLong: it is within the limits, and not quick.
     """
     short = recipe.resize if recipe.fast else 0
-    frame = read_frame(data, recipe.limits, orient=recipe.orient, short=short)
+    frame = read_frame(data, recipe.limits, orient=recipe.orient, short=short, quick=quick)
     return resize_crop(frame, recipe.resize, recipe.crop, recipe.resample)

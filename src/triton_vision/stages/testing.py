@@ -10,6 +10,7 @@ Nothing here is imported by a stage that serves.
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -35,6 +36,31 @@ class Tensor:
         return self.value
 
 
+class Sender:
+    """``pb_utils.InferenceResponseSender``: keeps the one response."""
+
+    def __init__(self, request: Request) -> None:
+        self.request = request
+        self.answer: Answer | None = None
+        self._sent = threading.Event()
+
+    def send(self, response: Answer, flags: int) -> None:
+        """Keeps the response, which must be the final one."""
+        assert flags == Utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
+        self.answer = response
+        self._sent.set()
+
+    def is_cancelled(self) -> bool:
+        """Whether the request has been cancelled."""
+        return self.request.cancelled
+
+    def wait(self) -> Answer:
+        """The response, as soon as it has been sent."""
+        self._sent.wait()
+        assert self.answer is not None
+        return self.answer
+
+
 @dataclass
 class Request:
     """``pb_utils.InferenceRequest``, as far as the kit looks at it.
@@ -52,6 +78,12 @@ class Request:
     id: str = ""
     timeout_us: int = 0
     cancelled: bool = False
+    sender: Sender | None = None
+
+    def get_response_sender(self) -> Sender:
+        """Where the answer goes that does not come with those of the batch."""
+        self.sender = Sender(self)
+        return self.sender
 
     def parameters(self) -> str:
         """The request parameters, as JSON."""
@@ -117,6 +149,7 @@ class Utils:
     """
 
     Tensor, InferenceResponse, TritonError = Tensor, Answer, TritonError
+    TRITONSERVER_RESPONSE_COMPLETE_FINAL = 1
 
     def __init__(self) -> None:
         self.Logger = Logger()
@@ -171,8 +204,12 @@ class StageRunner:
         )
 
     def execute(self, requests: Sequence[Request]) -> list[Answer]:
-        """The answers to several requests that come in one batch."""
-        return self.adapter.execute(requests)
+        """The answers to several requests that come in one batch; waits for those that the stage sets aside."""
+        answers = self.adapter.execute(requests)
+        return [
+            request.sender.wait() if request.sender is not None and answer is None else answer
+            for request, answer in zip(requests, answers, strict=True)
+        ]
 
     def infer(self, tensors: Mapping[str, Any], parameters: Mapping[str, Any] | None = None) -> Answer:
         """The answer to one request; lists of bytes become a STRING tensor ``[rows, 1]``."""

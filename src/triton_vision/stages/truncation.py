@@ -85,7 +85,7 @@ def _tiff(data: bytes) -> bool:
     for entry in range(int(struct.unpack_from(order + "H", data, at)[0])):
         tag, kind, count = struct.unpack_from(order + "HHI", data, at + 2 + 12 * entry)
         # Strip offsets and byte counts, tile offsets and byte counts; SHORT or LONG, inline where they fit.
-        if tag in (273, 279, 324, 325) and kind in (3, 4):
+        if tag in (273, 279, 324, 325) and tag not in fields and kind in (3, 4):
             layout = f"{order}{count}{'H' if kind == 3 else 'I'}"
             where = at + 10 + 12 * entry
             if struct.calcsize(layout) > 4:

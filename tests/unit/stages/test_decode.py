@@ -13,7 +13,8 @@ from PIL import Image
 
 from tests.conftest import encoded, jpeg, noise
 from triton_vision.stages import ImageRefused
-from triton_vision.stages.decode import Limits, decode, sniff
+from triton_vision.stages.decode import decode, sniff
+from triton_vision.stages.limits import Limits
 
 # What a stage does in its own process: Pillow's remarks on files that it then serves are no news.
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:PIL")

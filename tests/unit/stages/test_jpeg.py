@@ -13,7 +13,8 @@ from PIL import Image, ImageOps
 from tests.conftest import encoded, jpeg, noise
 from triton_vision.stages import ImageRefused, Recipe, read_pixels
 from triton_vision.stages import jpeg as plain
-from triton_vision.stages.decode import Limits, read_frame
+from triton_vision.stages.decode import read_frame
+from triton_vision.stages.limits import Limits
 from triton_vision.stages.resize import FILTERS, crop_origin, resized_size
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:PIL")
@@ -110,8 +111,8 @@ def test_a_cut_file_is_not_served_half_grey(cut: float) -> None:
 def test_headers_that_are_not_in_order() -> None:
     whole = jpeg(1)
     header = plain.read_header(whole)
-    assert header == plain.Header(320, 240, True)
-    assert plain.read_header(whole[:2] + segment(0xE1, b"Exif\0\0") + whole[2:]) == plain.Header(320, 240, False)
+    assert header == plain.Header(320, 240, True, True)
+    assert plain.read_header(whole[:2] + segment(0xE1, b"Exif\0\0") + whole[2:]) == plain.Header(320, 240, False, True)
     frame = whole.index(b"\xff\xc0")
     for bad in (
         whole[:20],

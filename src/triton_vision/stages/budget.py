@@ -1,0 +1,89 @@
+"""Memory for large images, shared by all processes of a server: who wants more than is free waits for its turn.
+
+A budget is a file of which nobody reads a byte. Each of its bytes stands for UNIT bytes of memory, and whoever holds
+the kernel's lock on it holds that memory. The kernel gives back what a process held that died, however it died.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+UNIT = 16 * 1024 * 1024
+# Of the machine's memory, or of what the control group leaves; the rest is for the server and its stages.
+SHARE = 4
+POLL_S = 0.02
+# Where `triton-vision serve` keeps what belongs to one server.
+RUN_VARIABLE = "TRITON_VISION_RUN"
+
+
+class MemoryBudget:
+    """For use from one thread of each process.
+
+    Args:
+        total: bytes, the same in every process that shares the file.
+        folder: where the file lies; by default the server's own, or else the temporary one.
+    """
+
+    def __init__(self, total: int, folder: Path | None = None) -> None:
+        self.total = total
+        self._units = max(1, total // UNIT)
+        run = folder or os.environ.get(RUN_VARIABLE)
+        path = Path(run, "memory") if run else Path(tempfile.gettempdir(), f"triton-vision-{os.getuid()}.memory")
+        try:
+            self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        except OSError:  # a read-only file system: each process then has the whole for itself
+            self._file = os.memfd_create("budget")
+
+    @contextlib.contextmanager
+    def taken(self, needed: float, check: Callable[[], None]) -> Iterator[None]:
+        """Holds ``needed`` bytes, or all there are, as soon as they are free.
+
+        Args:
+            check: called while waiting; may raise.
+        """
+        wanted = min(self._units, max(1, -(-int(needed) // UNIT)))
+        held: list[int] = []
+        try:
+            while True:
+                for unit in range(self._units):
+                    if len(held) < wanted and unit not in held and self._lock(unit):
+                        held.append(unit)
+                if len(held) == wanted:
+                    break
+                # Two that each hold a part must not wait for each other.
+                self._release(held)
+                check()
+                time.sleep(POLL_S)
+            yield
+        finally:
+            self._release(held)
+
+    def close(self) -> None:
+        """Closes the file; whatever is held is free."""
+        os.close(self._file)
+
+    def _lock(self, unit: int) -> bool:
+        try:
+            fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, unit)
+        except OSError:
+            return False
+        return True
+
+    def _release(self, held: list[int]) -> None:
+        while held:
+            fcntl.lockf(self._file, fcntl.LOCK_UN, 1, held.pop())
+
+
+def default_budget(cgroup: Path = Path("/sys/fs/cgroup"), memory: Path = Path("/proc/meminfo")) -> int:
+    """A SHARE-th of the memory that this process may use: the control group's limit, or the machine's."""
+    total = 1024 * int(memory.read_text().split("MemTotal:")[1].split()[0])
+    for file in (cgroup / "memory.max", cgroup / "memory" / "memory.limit_in_bytes"):
+        with contextlib.suppress(OSError, ValueError):
+            total = min(total, int(file.read_text()))
+    return total // SHARE

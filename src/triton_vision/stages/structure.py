@@ -1,0 +1,262 @@
+"""What a file's structure says about the work that it takes, before any decoder has seen it.
+
+Small files can keep a decoder busy for hours: thousands of scans over the same image, millions of empty segments,
+formats whose decoders are written in Python. Each look here takes time that grows with the file at most, stops where
+a limit is reached, and never judges whether the file is in order: that is the decoder's business.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from triton_vision.stages.limits import Limits, Quick, TakesLong, too_complex
+
+# Seconds of CPU, measured on one core of a server and rounded up: a segment that the decoder reads in Python, a
+# compressed text or profile in a PNG (up to a megabyte inflated), and 64 samples in a further scan of a JPEG.
+SEGMENT_S, INFLATED_S, BLOCK_S = 20e-6, 5e-3, 15e-9
+# Seconds of CPU and bytes of memory for each pixel. Memory depends on what the file holds (Pillow's modes) more than
+# on its format, except where a decoder keeps copies of its own.
+PIXEL_S = {"JPEG": 15e-9, "PNG": 20e-9, "WebP": 45e-9, "GIF": 10e-9, "BMP": 10e-9, "TIFF": 40e-9, "PPM": 40e-9}
+PIXEL_BYTES = {"1": 5.2, "L": 5.2, "P": 5.2, "RGB": 4.4, "I;16": 9.5, "F": 12.5, "I": 17.0}
+OTHER_S, OTHER_BYTES = 150e-9, 8.5
+COPIES = {"WebP": 12.5, "AVIF": 9.0}
+# Pillow keeps a pointer for each row of an image, and of those that it makes of it.
+ROW_BYTES = 24
+# What Python's decoders take for each byte and each pixel.
+SLOW_BYTE_S, SLOW_PIXEL_S = 10e-6, 0.5e-6
+# A header of up to so many segments and bytes is read in no time; decoders copy longer ones over and over.
+FEW_SEGMENTS, SHORT_HEAD = 64, 1024 * 1024
+# TIFF's compressions (tag 259) that take a time in proportion to the pixels: none, CCITT, LZW, deflate, PackBits.
+PLAIN_TIFF = frozenset((1, 2, 3, 4, 5, 8, 32773, 32946))
+# How many bytes a value of each TIFF type has (TIFF 6.0, section 2; BigTIFF's 16 to 18).
+TIFF_SIZES = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 6: 1, 7: 1, 8: 2, 9: 4, 10: 8, 11: 4, 12: 8, 13: 4, 16: 8, 17: 8, 18: 8}
+
+# A number, a comment's line, or white space.
+HEADER_PART = re.compile(rb"([0-9.+-]+)|#[^\r\n]*[\r\n]?|\s+")
+MARKER = re.compile(rb"\xff[^\x00\xff]")
+MARKER_IN_SCAN = re.compile(rb"\xff[^\x00\xd0-\xd7\xff]")
+# Restart markers, SOI, EOI and TEM stand alone; all others have a length (ITU T.81, table B.1).
+ALONE = frozenset((0x01, *range(0xD0, 0xDA)))
+FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
+START_OF_SCAN, END_OF_IMAGE = 0xDA, 0xD9
+
+
+@dataclass(frozen=True)
+class Structure:
+    """What decoding takes beside the time and memory for its pixels.
+
+    Attributes:
+        seconds: of CPU.
+        pixel_seconds, pixel_bytes: further ones for each pixel.
+        unbounded: nothing bounds the time that a decoder takes for it.
+    """
+
+    seconds: float = 0.0
+    pixel_seconds: float = 0.0
+    pixel_bytes: float = 0.0
+    unbounded: bool = False
+
+    def check_quick(self, limits: Limits, quick: Quick | None) -> None:
+        """Raises TakesLong for a file that not even Pillow's ``open`` is quick with; how large it is, is not known."""
+        if quick is not None and (self.unbounded or self.seconds > quick.seconds):
+            raise TakesLong(self.seconds, limits.max_memory)
+
+    def check(
+        self, name: str, mode: str, size: tuple[int, int], encoded: int, limits: Limits, quick: Quick | None
+    ) -> None:
+        """Compares what an image takes with what it may take.
+
+        Args:
+            name: the format.
+            mode: what its pixels are, as Pillow names it.
+            size: width and height.
+            encoded: bytes of the file.
+            quick: beyond this it takes long; None: nothing does.
+
+        Raises:
+            ImageRefused: more pixels or memory than ``limits`` allow.
+            TakesLong: it may be decoded, but not here.
+        """
+        limits.check_size(*size, encoded)
+        pixels = size[0] * size[1]
+        each = PIXEL_BYTES.get(mode, OTHER_BYTES) + COPIES.get(name, 0.0) + self.pixel_bytes
+        needed = pixels * each + size[1] * ROW_BYTES + 2 * encoded
+        limits.check_memory(needed)
+        seconds = self.seconds + pixels * (PIXEL_S.get(name, OTHER_S) + self.pixel_seconds)
+        if quick is not None and (seconds > quick.seconds or needed > quick.bytes):
+            raise TakesLong(seconds, needed)
+
+
+def inspect(name: str, data: bytes, limits: Limits) -> Structure:
+    """Looks at a file's structure.
+
+    Args:
+        name: its format, one of ``limits.DECODERS``.
+        data: the file; it may be cut short or damaged anywhere.
+
+    Raises:
+        ImageRefused: ``too_complex``, with the limit that it exceeds.
+    """
+    look = LOOKS.get(name)
+    try:
+        return look(data, limits) if look is not None else Structure()
+    except (struct.error, IndexError):  # it ends before its structure does: for the decoder to say
+        return Structure(unbounded=True)
+
+
+def _segments(count: int, limits: Limits) -> None:
+    if count > limits.max_segments:
+        raise too_complex(f"more than {limits.max_segments} segments", "max_segments")
+
+
+def _jpeg(data: bytes, limits: Limits) -> Structure:
+    at, segments, scans, head, samples = 2, 0, 0, 0, 3.0
+    while found := (MARKER_IN_SCAN if scans else MARKER).search(data, at):
+        if not scans:
+            # Between segments Pillow goes from byte to byte.
+            segments += found.start() - at
+        at, marker = found.end(), data[found.end() - 1]
+        if marker == END_OF_IMAGE and scans:
+            break
+        segments += 1
+        _segments(segments, limits)
+        if marker == START_OF_SCAN:
+            head = head or at
+            scans += 1
+            if scans > limits.max_scans:
+                raise too_complex(f"more than {limits.max_scans} scans", "max_scans")
+        elif marker in FRAMES and len(data) > at + 8:
+            samples = _samples(data, at)
+        if marker not in ALONE:
+            at += data[at] << 8 | data[at + 1] if at + 1 < len(data) else 2
+    return Structure(
+        seconds=segments * SEGMENT_S,
+        # Each scan goes over all blocks; the first is among what a pixel takes. More than one need the coefficients
+        # of the whole image, two bytes each.
+        pixel_seconds=max(0, scans - 1) * samples / 64 * BLOCK_S,
+        pixel_bytes=2 * samples if scans > 1 else 0.0,
+        unbounded=segments > FEW_SEGMENTS + scans * 8 or head > SHORT_HEAD,
+    )
+
+
+def _samples(data: bytes, at: int) -> float:
+    """Samples for each pixel, from the sampling factors in the frame header whose length is at ``at``."""
+    factors = [data[at + 9 + 3 * index] for index in range(data[at + 7])]
+    areas = [(factor >> 4) * (factor & 15) for factor in factors]
+    return sum(areas) / max(1, *areas, 1)
+
+
+def _png(data: bytes, limits: Limits) -> Structure:
+    at, images, others, inflated = 8, 0, 0, 0
+    while at + 8 <= len(data):
+        size, kind = struct.unpack_from(">I4s", data, at)
+        if kind == b"IEND":
+            break
+        if kind == b"IDAT":
+            images += 1
+            # Encoders write image data in pieces of some kilobytes.
+            if images > limits.max_segments + len(data) // 1024:
+                raise too_complex(f"its image data is in more than {images - 1} pieces", "max_segments")
+        else:
+            others += 1
+            inflated += kind in (b"iCCP", b"zTXt", b"iTXt")
+            _segments(others, limits)
+        at += 12 + size
+    animated = data.find(b"acTL", 8, 4096) > 0
+    return Structure(
+        seconds=(images + others) * SEGMENT_S / 2 + inflated * INFLATED_S,
+        pixel_bytes=16.0 if animated else 0.0,
+        unbounded=others > FEW_SEGMENTS,
+    )
+
+
+def _gif(data: bytes, limits: Limits) -> Structure:
+    flags = data[10]
+    at, blocks = 13 + (3 << ((flags & 7) + 1) if flags & 0x80 else 0), 0
+    while data[at] not in b",;":
+        blocks += 1
+        _segments(blocks, limits)
+        if data[at] != 0x21:  # nothing that belongs there: Pillow goes on from byte to byte
+            at += 1
+            continue
+        at += 2
+        while data[at]:
+            blocks += 1
+            _segments(blocks, limits)
+            at += 1 + data[at]
+        at += 1
+    return Structure(seconds=blocks * SEGMENT_S, unbounded=blocks > 4 * FEW_SEGMENTS)
+
+
+def _bmp(data: bytes, limits: Limits) -> Structure:
+    # Of the header that has such a field: 1 and 2 are RLE8 and RLE4.
+    if struct.unpack_from("<I", data, 14)[0] < 40 or struct.unpack_from("<I", data, 30)[0] not in (1, 2):
+        return Structure()
+    width, height = struct.unpack_from("<ii", data, 18)
+    return _slow("a run-length BMP", abs(width * height), len(data), limits)
+
+
+def _ppm(data: bytes, limits: Limits) -> Structure:
+    # Three numbers behind the magic one (two of a bitmap), comments and white space before each of them.
+    numbers: list[int] = []
+    at = next((at for at in range(6) if data[at : at + 1].isspace()), 2)
+    wanted = 2 if data[1:2] in b"14" else 3
+    for steps in range(limits.max_segments + 1):
+        _segments(steps, limits)
+        found = HEADER_PART.match(data, at)
+        if found is None:
+            return Structure()  # no PPM
+        at = found.end()
+        if found[1]:
+            numbers.append(int(found[1]) if found[1].isdigit() and len(found[1]) < 12 else 0)
+            if len(numbers) == wanted:
+                break
+    # Pillow goes through the header from byte to byte.
+    if at > limits.max_slow_bytes:
+        raise too_complex(f"a PPM's header of more than {limits.max_slow_bytes} bytes", "max_slow_bytes")
+    plain = data[1:2] in b"123"
+    highest = numbers[2] if wanted == 3 else 0
+    odd = wanted == 3 and data[1:2] != b"f" and highest != 255 and not (data[1:2] == b"5" and highest == 65535)
+    if not plain and not odd:
+        return Structure(seconds=at * 1e-6)
+    what = "a plain-text PPM" if plain else f"a PPM with a highest value of {highest}"
+    return _slow(what, numbers[0] * numbers[1], len(data), limits)
+
+
+def _slow(what: str, pixels: int, encoded: int, limits: Limits) -> Structure:
+    """A file whose decoder is written in Python."""
+    if encoded > limits.max_slow_bytes:
+        raise too_complex(f"more than {limits.max_slow_bytes} bytes of {what}", "max_slow_bytes")
+    if pixels > limits.max_slow_pixels:
+        raise too_complex(f"more than {limits.max_slow_pixels} pixels of {what}", "max_slow_pixels")
+    return Structure(seconds=encoded * SLOW_BYTE_S, pixel_seconds=SLOW_PIXEL_S)
+
+
+def _tiff(data: bytes, limits: Limits) -> Structure:
+    order = "<" if data[:2] == b"II" else ">"
+    big = data[2:4] in (b"+\0", b"\0+")
+    at = int(struct.unpack_from(order + ("Q" if big else "I"), data, 8 if big else 4)[0])
+    count = int(struct.unpack_from(order + ("Q" if big else "H"), data, at)[0])
+    _segments(count, limits)
+    entry, step, first = (order + "HHQH", 20, 8) if big else (order + "HHIH", 12, 2)
+    values, compression = 0, 1
+    for index in range(count):
+        tag, kind, number, short = struct.unpack_from(entry, data, at + first + step * index)
+        if number * TIFF_SIZES.get(kind, 1) <= len(data):  # Pillow skips the others
+            values += number
+        if tag == 259:
+            compression = short
+    return Structure(seconds=count * SEGMENT_S + values * 2e-6, unbounded=compression not in PLAIN_TIFF)
+
+
+LOOKS: dict[str, Callable[[bytes, Limits], Structure]] = {
+    "JPEG": _jpeg,
+    "PNG": _png,
+    "GIF": _gif,
+    "BMP": _bmp,
+    "PPM": _ppm,
+    "TIFF": _tiff,
+}
