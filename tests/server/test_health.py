@@ -16,6 +16,7 @@ import pytest
 from tests.server.test_serve import wait_until
 from triton_vision.server import ModelLoadError, TritonServer, health, warmup
 from triton_vision.server.local import LocalIndex
+from triton_vision.server.stubs import StubWatch
 
 # What each pipeline's only stage does with a photo.
 STAGE = """
@@ -147,8 +148,9 @@ def test_a_start_and_the_health_check_send_the_repositorys_photo(server: TritonS
 
 
 def test_a_killed_stub_is_unhealthy_although_the_model_is_ready(server: TritonServer, start: Ask) -> None:
-    for pid in stubs(server, "killed_stage"):
-        os.kill(pid, signal.SIGKILL)
+    for stub in StubWatch(server.pid).look():
+        if stub.model == "killed_stage":
+            os.kill(stub.pid, signal.SIGKILL)
     reports = []
 
     def ill() -> bool:
@@ -160,21 +162,6 @@ def test_a_killed_stub_is_unhealthy_although_the_model_is_ready(server: TritonSe
     assert reports[-1].startswith("unhealthy: killed is broken (HTTP 500: ")
     with pytest.raises(ModelLoadError):
         start("killed")
-
-
-def stubs(server: TritonServer, model: str) -> list[int]:
-    """The process ids of a model's stubs; none once they are dead."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdecimal():
-            try:
-                words = (entry / "cmdline").read_bytes().split(b"\0")
-                ours = os.getsid(int(entry.name)) == server.pid
-            except OSError:
-                continue
-            if ours and any(f"/{model}/1/model.py".encode() in word for word in words):
-                found.append(int(entry.name))
-    return found
 
 
 def test_a_server_that_answers_nobody_is_stuck(server: TritonServer, repository: Path) -> None:

@@ -194,8 +194,9 @@ class Others:
         now = self._now()
         if now is None or self._before is None:
             return False
-        # The server's clock may be another one, or have been set: the count is what can be relied on.
-        return now.count > self._before.count or abs(time.time() - now.last) < lately
+        # The server's clock may be another one, or have been set: the count is what can be relied on. It begins anew
+        # with a model that is loaded again.
+        return now.count not in (0, self._before.count) or abs(time.time() - now.last) < lately
 
     def _now(self) -> Answers | None:
         try:

@@ -242,7 +242,7 @@ def test_a_photo_without_an_answer_is_load_only_if_others_are_answered(
         triton.age = age
         found = check(triton.url, "ensemble", timeout=0.3)
         assert found.healthy is healthy, (age, found.report)
-        assert "no answer to a photo within 0.3 s" in found.report
+        assert "no answer to a photo within " in found.report
     triton.age = 1.0
     triton.closed = {"stats"}
     found = check(triton.url, "ensemble", timeout=0.3)
@@ -255,12 +255,15 @@ def test_a_photo_is_not_waited_for_while_others_are_answered(triton: Triton, mon
     triton.hangs = True
 
     def answer_another() -> None:
-        triton.answers += 1
+        triton.answers = now
 
     triton.while_it_hangs = answer_another
+    now = 8
     found = check(triton.url, "ensemble", timeout=25.0)  # the server would answer after 30 s
     assert found.healthy
-    assert found.report == "healthy: ensemble is ready, and busy: no answer to a photo within 0.1 s"
+    now = 1  # as a model that was loaded again begins
+    assert check(triton.url, "ensemble", timeout=25.0).healthy
+    assert found.report.startswith("healthy: ensemble is ready, and busy: no answer to a photo within ")
 
 
 @pytest.mark.parametrize("answer", [(400, b""), error(404, "Request for unknown model: 'ensemble' is not found")])
