@@ -163,7 +163,7 @@ class AsyncImageClient(AsyncCalls):
         return infos
 
     async def close(self) -> None:
-        """Closes the connections; calls under way end with a ValueError. Idempotent."""
+        """As ``ImageClient.close``; calls under way that a server must not lose end with a ValueError all the same."""
         if self._loop is None:
             self._closed = True  # there is nothing to end
             return
@@ -186,12 +186,11 @@ class AsyncImageClient(AsyncCalls):
                 for left in self._stale:
                     self._connection(left.member)
                 self._closed = True
+                await self._wait_for_last()
                 await self._unregister_all()
         finally:
             self._closed = True
-            connections, self._connections = self._connections, {}
-            for connection in connections.values():
-                await connection.end()
+            await self._end_connections()
             # Ended by that; what they hold is let go of here, and not whenever the loop comes to it.
             await asyncio.gather(*self._tasks, return_exceptions=True)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterable
 from contextlib import suppress
 from functools import partial
 from typing import Any, Callable, Optional
@@ -12,11 +12,14 @@ from typing import Any, Callable, Optional
 import grpc
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from triton_vision_client._balancer import Member
+from triton_vision_client._balancer import Balancer, Member
 from triton_vision_client._calls import ANSWERS, Attempts, Call
+from triton_vision_client._cancelling import LateError
 from triton_vision_client._client import (
     IN_USE_PAUSE_S,
+    LAST_CALLS_PAUSE_S,
     LAST_CALLS_S,
+    LINGER_S,
     PROBE_S,
     UNREGISTER_S,
     BaseClient,
@@ -24,6 +27,7 @@ from triton_vision_client._client import (
     says_yes,
 )
 from triton_vision_client._errors import ServerError
+from triton_vision_client._flight import GRACE_S
 from triton_vision_client._forks import check_asyncio, closed_channel, open_channel
 from triton_vision_client._regions import IN_USE, Left, Regions
 from triton_vision_client._settings import Settings
@@ -54,6 +58,80 @@ class Connection:
         return self.channel is not None and bool(self.channel.get_state() == grpc.ChannelConnectivity.READY)
 
 
+class Sent:
+    """A request at a server. Its caller may leave before the server is done with it.
+
+    Args:
+        answer: gRPC's call.
+        patience: seconds for which its caller waits.
+        may_cancel: whether no server is harmed if it is cancelled, at the time of asking.
+        in_air: holds it until it has ended.
+        balancer: counts it as under way at ``member`` after its caller has left.
+    """
+
+    def __init__(
+        self,
+        answer: Any,
+        connection: Connection,
+        patience: float,
+        may_cancel: Callable[[], bool],
+        in_air: set[Any],
+        balancer: Balancer,
+        member: Member,
+    ) -> None:
+        loop = asyncio.get_running_loop()
+        self.connection, self.may_cancel = connection, may_cancel
+        self._answer, self._in_air, self._balancer, self._member = answer, in_air, balancer, member
+        self._ended: asyncio.Future[bool] = loop.create_future()
+        self._timer = loop.call_later(patience, self._stop_waiting, False)
+        self._is_left = False
+        in_air.add(self)
+        answer.add_done_callback(self._note_end)
+
+    async def response(self) -> Any:
+        """What the server answers.
+
+        Raises:
+            grpc.RpcError: gRPC's own error, or LateError.
+            ValueError: the client has been closed.
+        """
+        try:
+            # gRPC cancels a call when whoever awaits it is cancelled.
+            if not await self._ended:
+                raise LateError
+            return await self._answer
+        finally:
+            self._timer.cancel()
+            if self in self._in_air:
+                self._leave()
+            self._answer = None  # which holds this
+
+    def desert(self) -> None:
+        """Its client is closed: whoever waits for it waits no longer."""
+        if not self._ended.done():
+            self._ended.set_exception(ValueError("the client is closed"))
+
+    def _leave(self) -> None:
+        if self.may_cancel():
+            self._answer.cancel()
+        else:
+            self._is_left = True
+            self._balancer.keeps(self._member)
+
+    def _stop_waiting(self, ended: bool) -> None:
+        if not self._ended.done():
+            with suppress(RuntimeError):  # the event loop is closed, and nobody waits in it any more
+                self._ended.set_result(ended)
+
+    def _note_end(self, _: Any) -> None:
+        self._in_air.discard(self)
+        self._stop_waiting(True)
+        if self._is_left:
+            self._balancer.ended(self._member)
+
+
+# The loop itself keeps no task alive.
+_lingering: set[asyncio.Future[None]] = set()
 # What a client has of its own in each event loop.
 OF_A_LOOP = ("_balancer", "_names", "_found", "_gone", "_connections", "_regions", "_tasks", "_in_air")
 
@@ -92,8 +170,7 @@ class AsyncCalls(BaseClient):
         for other in [other for other in self._of_other_loops if which(other)]:
             left = self._of_other_loops.pop(other)
             self._stale += left["_regions"].end()
-            for connection in left["_connections"].values():
-                await connection.end()
+            await end(left["_connections"].values(), left["_in_air"])
 
     async def _begin(self, call: Call) -> Attempts:
         """As in the synchronous twin."""
@@ -141,6 +218,15 @@ class AsyncCalls(BaseClient):
         well = not asked.cancelled() and asked.exception() is None and asked.result()
         self._balancer.probed(member, well)
 
+    async def _ask_version(self, connection: Connection, member: Member) -> None:
+        """Asks what the server says about itself."""
+        request = service_pb2.ServerMetadataRequest()
+        with suppress(grpc.RpcError, ValueError, AttributeError):  # the client may be closed meanwhile
+            self._heard_version(
+                member,
+                await connection.stub.ServerMetadata(request, timeout=PROBE_S, metadata=self._settings.metadata),
+            )
+
     def _connection(self, member: Member) -> Connection:
         connection: Optional[Connection] = self._connections.get(member)
         if connection is None:
@@ -171,13 +257,7 @@ class AsyncCalls(BaseClient):
                     left = attempts.remaining()
                     message = regions.message(call, member, left)
                     sent = True
-                    in_air.add(call)
-                    try:
-                        response = await getattr(connection.stub, call.method)(
-                            message, timeout=left, metadata=call.metadata
-                        )
-                    finally:
-                        in_air.discard(call)
+                    response = await self._sent(message, left, call, connection, attempts.balancer, member, in_air)
                     answered = True
                     result = call.read(response)
                 except (grpc.RpcError, ServerError) as failure:
@@ -198,6 +278,8 @@ class AsyncCalls(BaseClient):
                     raise
                 else:
                     self._succeeded(call, attempts, member)
+                    if self._should_ask_version(call, member):
+                        self._later(self._ask_version(connection, member))
                     return result
                 assert connection is not None
                 if self._closed:
@@ -227,6 +309,24 @@ class AsyncCalls(BaseClient):
         finally:
             for gone in regions.release(call, answered=answered):
                 self._later(self._unregister(gone))
+
+    def _sent(
+        self,
+        message: Any,
+        left: float,
+        call: Call,
+        connection: Connection,
+        balancer: Balancer,
+        member: Member,
+        in_air: set[Any],
+    ) -> Coroutine[Any, Any, Any]:
+        """Sends a message; returns what waits for the response, for ``left`` seconds."""
+        expiry = self._expiry(call, member, left)
+        answer = getattr(connection.stub, call.method)(message, timeout=expiry, metadata=call.metadata)
+        may_cancel = partial(self._may_cancel, call, member, connection)
+        # What expires by itself is waited for a little longer, so that gRPC says why.
+        patience = left if expiry > left else left + GRACE_S
+        return Sent(answer, connection, patience, may_cancel, in_air, balancer, member).response()
 
     async def _introduce(
         self, regions: Regions, call: Call, connection: Connection, attempts: Attempts, member: Member
@@ -262,11 +362,21 @@ class AsyncCalls(BaseClient):
         self._regions.removed(left)
         return False
 
-    async def _unregister_all(self) -> None:
+    async def _wait_for_last(self) -> None:
         """As in the synchronous twin."""
         until = time.monotonic() + LAST_CALLS_S
-        while self._regions.told and self._in_air and time.monotonic() < until:
-            await asyncio.sleep(IN_USE_PAUSE_S)
+        while self._must_wait() and time.monotonic() < until:
+            await asyncio.sleep(LAST_CALLS_PAUSE_S)
+
+    async def _end_connections(self) -> None:
+        """Ends them all, and the waiting of those who have calls under way."""
+        connections, self._connections = self._connections, {}
+        for sent in list(self._in_air):
+            sent.desert()
+        await end(connections.values(), self._in_air)
+
+    async def _unregister_all(self) -> None:
+        """As in the synchronous twin."""
         lefts, until = [*self._stale, *self._regions.end()], time.monotonic() + UNREGISTER_S
         self._stale = []
         while lefts:
@@ -302,6 +412,28 @@ class AsyncCalls(BaseClient):
             except grpc.RpcError as error:
                 if not reaches(error):
                     raise
+
+
+async def end(connections: Iterable[Connection], in_air: set[Sent]) -> None:
+    """Ends connections; where calls are under way that must not be cancelled, in the background, after them."""
+    busy = {sent.connection for sent in in_air if not sent.may_cancel()}
+    for connection in connections:
+        if connection in busy:
+            task = asyncio.ensure_future(_linger(connection, in_air))
+            _lingering.add(task)
+            task.add_done_callback(_lingering.discard)
+        else:
+            await connection.end()
+
+
+async def _linger(connection: Connection, in_air: set[Sent]) -> None:
+    until = time.monotonic() + LINGER_S
+    try:
+        while any(sent.connection is connection for sent in in_air) and time.monotonic() < until:
+            await asyncio.sleep(LAST_CALLS_PAUSE_S)
+    finally:  # also when the event loop ends
+        await connection.end()
+        await asyncio.sleep(LAST_CALLS_PAUSE_S)  # while gRPC ends what that has cancelled
 
 
 def _is_cancelled() -> bool:

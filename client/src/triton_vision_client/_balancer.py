@@ -49,6 +49,9 @@ class Member:
     # The models that have answered there, and the last of them.
     served: set[str] = field(default_factory=set)
     last_served: str = ""
+    # Whether it is known to survive that a call is cancelled; and when to ask for its version, which says so.
+    cancels: bool = False
+    version_due: float = 0.0
 
 
 class Balancer:
@@ -153,6 +156,11 @@ class Balancer:
         with self._lock:
             member.outstanding -= 1
 
+    def keeps(self, member: Member) -> None:
+        """A call whose caller has left is still under way there, until ``ended``."""
+        with self._lock:
+            member.outstanding += 1
+
     def any_ejected(self) -> bool:
         """Whether a member is left alone at present."""
         return any(member.ejected_until for member in self.members)
@@ -209,4 +217,5 @@ class Balancer:
         pause = min(LONGEST_EJECTION_S, FIRST_EJECTION_S * 2.0**member.failures)
         member.failures = min(member.failures + 1, 16)
         member.ejected_until, member.on_trial = self._clock() + pause, False
+        member.cancels, member.version_due = False, 0.0  # another server may come back there
         return was_in

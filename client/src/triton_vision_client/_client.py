@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import socket
 import threading
 import time
@@ -16,6 +17,7 @@ from triton_vision_client import _protocol
 from triton_vision_client._balancer import Balancer, Member
 from triton_vision_client._batches import Batch
 from triton_vision_client._calls import NOT_REACHED, Attempts, Budget, Call
+from triton_vision_client._cancelling import ASK_AGAIN_S, INFER, LATE_S, survives_cancelling
 from triton_vision_client._errors import (
     DeadlineExceededError,
     ModelNotFoundError,
@@ -36,8 +38,11 @@ PROBE_S = 2.0
 # How long a server may take to be told that a region is gone; and when one is asked again that still reads it.
 UNREGISTER_S = 2.0
 IN_USE_PAUSE_S = 0.05
-# How long the end of a client with shared memory waits for its calls under way, whose regions the servers are reading.
-LAST_CALLS_S = 2.0
+# How long the end of a client waits for its calls under way: servers read their regions of shared memory, or may not
+# survive that they are cancelled.
+LAST_CALLS_S, LAST_CALLS_PAUSE_S = 2.0, 0.02
+# How much longer, in the background, a connection is left open for those that must not be cancelled.
+LINGER_S = 5.0
 # gRPC may wait without end for calls that a signal's exception has struck.
 CLOSE_S = 2.0
 
@@ -74,7 +79,7 @@ class BaseClient:
 
     def _after_fork(self) -> Any:
         """In a forked child; returns what is the parent's."""
-        parents = (self._connections, self._left_behind, self._regions, self._balancer)
+        parents = (self._connections, self._left_behind, self._in_air, self._regions, self._balancer)
         self._start_anew()
         return parents
 
@@ -246,6 +251,32 @@ class BaseClient:
             member.last_served = call.model
             member.served.add(call.model)
         self._tell("call", "ok", (ended or time.monotonic()) - call.began)
+
+    def _may_cancel(self, call: Call, member: Member, connection: Any) -> bool:
+        """Whether a call may be cancelled that has been sent: it harms no server, or has not reached one."""
+        return call.method != INFER or member.cancels or not connection.connected
+
+    def _expiry(self, call: Call, member: Member, left: float) -> float:
+        """In how many seconds a call expires at the server, with ``left`` seconds to go for its caller."""
+        return left if call.method != INFER or member.cancels else left + LATE_S
+
+    def _must_wait(self) -> bool:
+        """Whether the client's end has to wait for calls that are under way."""
+        if self._regions.told:
+            return bool(self._in_air)
+        return any(not one.may_cancel() for one in list(self._in_air))
+
+    def _should_ask_version(self, call: Call, member: Member) -> bool:
+        """Whether a server that has just answered a call is to be asked for its version."""
+        now = time.monotonic()
+        if call.method != INFER or member.cancels or now < member.version_due:
+            return False
+        member.version_due = now + ASK_AGAIN_S
+        return True
+
+    def _heard_version(self, member: Member, metadata: Any) -> None:
+        """What a server says about itself."""
+        member.cancels, member.version_due = survives_cancelling(metadata), math.inf
 
     def _gave_up(self, call: Call) -> None:
         """Its caller has cancelled a call, or left it."""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from typing import TYPE_CHECKING, Any, Optional
 
 import grpc
 
 from triton_vision_client._calls import ANSWERS, Call
+from triton_vision_client._cancelling import INFER, LATE_S, LONG_S, LateError
 from triton_vision_client._errors import DeadlineExceededError, ServerError, VisionClientError
 
 if TYPE_CHECKING:
@@ -22,7 +24,7 @@ class Flight:
     """A request that is under way; tried again, if need be, when it is landed.
 
     Args:
-        waits: whether its caller does nothing else until then, which gRPC does a little faster.
+        waits: whether its caller does nothing else until then, which gRPC does in half the CPU time.
     """
 
     def __init__(self, client: SyncCalls, call: Call, *, waits: bool = False) -> None:
@@ -37,9 +39,10 @@ class Flight:
         client, call, attempts = self._client, self._call, self._attempts
         self._failure: Optional[Exception] = None
         self._connection: Any = None
-        self._sent = False
+        self._sent = self._blocks = self._outlasts = False
         self._ended = None
         self._member = attempts.next()
+        self._lost_at = time.monotonic() + attempts.remaining() + LATE_S + GRACE_S
         client._in_air.add(self)
         try:
             client._refuse_if_closed()
@@ -49,12 +52,15 @@ class Flight:
             left = attempts.remaining()
             message = client._regions.message(call, self._member, left)
             send = getattr(self._connection.stub, call.method)
+            self._blocks = self._waits and self._may_block(left)
             self._sent = True
-            if self._waits:
+            if self._blocks:
                 self._answer = send(message, timeout=left, metadata=call.metadata)
                 client._in_air.discard(self)
             else:
-                self._answer = send.future(message, timeout=left, metadata=call.metadata)
+                expiry = client._expiry(call, self._member, left)
+                self._outlasts = expiry > left
+                self._answer = send.future(message, timeout=expiry, metadata=call.metadata)
                 self._answer.add_done_callback(self._note_end)
         except grpc.RpcError as error:
             client._in_air.discard(self)
@@ -74,6 +80,37 @@ class Flight:
                 raise ValueError("the client is closed") from None
             raise
 
+    def _may_block(self, left: float) -> bool:
+        """Whether nothing can cancel the call, by way of gRPC's own waiting, at a server that would not survive it.
+
+        A signal's exception does, which comes to the main thread alone; and so does a deadline.
+        """
+        if self._call.method != INFER or self._member.cancels:
+            return True
+        return left >= LONG_S and threading.current_thread() is not threading.main_thread()
+
+    @property
+    def connection(self) -> Any:
+        """On which it is under way; None before that is known."""
+        return self._connection
+
+    def may_cancel(self) -> bool:
+        """Whether no server is harmed if this is cancelled."""
+        return not self._sent or self._client._may_cancel(self._call, self._member, self._connection)
+
+    def lost(self) -> bool:
+        """Whether gRPC should have ended it by now: it never will."""
+        return time.monotonic() > self._lost_at
+
+    def _leave(self) -> None:
+        """Nobody waits for the answer any more."""
+        if self.may_cancel():
+            self._answer.cancel()
+        else:
+            balancer, member = self._client._balancer, self._member
+            balancer.keeps(member)
+            self._answer.add_done_callback(lambda _: balancer.ended(member))
+
     def _note_end(self, _: Any) -> None:
         """The answer is there, whenever somebody comes for it."""
         self._ended = time.monotonic()
@@ -92,8 +129,7 @@ class Flight:
             try:
                 if self._failure is not None:
                     raise self._failure
-                response = self._answer if self._waits else self._answer.result(self._attempts.remaining() + GRACE_S)
-                result = call.read(response)
+                result = call.read(self._answer if self._blocks else self._wait())
             except (grpc.RpcError, VisionClientError) as failure:
                 # gRPC raises the answer itself, whose traceback would hold it, this call and its images in a cycle.
                 error = failure.with_traceback(None)
@@ -108,6 +144,8 @@ class Flight:
             else:
                 client._succeeded(call, self._attempts, self._member, self._ended)
                 client._free(call, answered=True)
+                if client._should_ask_version(call, self._member):
+                    client._ask_version(self._connection, self._member)
                 return result
             if client._closed:
                 if self._sent:
@@ -142,16 +180,31 @@ class Flight:
                 raise
             self._start()
 
+    def _wait(self) -> Any:
+        """The response.
+
+        Raises:
+            grpc.FutureTimeoutError: gRPC has lost the call.
+        """
+        left = self._attempts.remaining()
+        if not self._outlasts:
+            return self._answer.result(left + GRACE_S)
+        try:
+            return self._answer.result(left)
+        except grpc.FutureTimeoutError:
+            self._leave()
+            raise LateError from None
+
     def cancel(self) -> None:
         """Gives up on it."""
         if self._process != os.getpid():
             return  # it is another process's
         client, call = self._client, self._call
-        if self._failure is None and not self._waits and self._answer.done():
-            self._settle_unread()
-            return
-        if self._failure is None and not self._waits:
-            self._answer.cancel()
+        if self._failure is None and not self._blocks:
+            if self._answer.done():
+                self._settle_unread()
+                return
+            self._leave()
         client._gave_up(call)
         if self._sent:
             client._balancer.ended(self._member)

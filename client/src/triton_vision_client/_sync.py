@@ -22,7 +22,7 @@ from triton_vision_client._observe import Observer
 from triton_vision_client._options import RetryPolicy, TLSConfig
 from triton_vision_client._results import ModelInfo, Result, ServerInfo
 from triton_vision_client._settings import Settings, SyncFallback, check_model, check_timeout
-from triton_vision_client._sync_calls import SyncCalls, end
+from triton_vision_client._sync_calls import SyncCalls, end, linger
 
 Self = TypeVar("Self", bound="ImageClient")
 
@@ -204,16 +204,23 @@ class ImageClient(SyncCalls):
         return infos
 
     def close(self) -> None:
-        """Closes the connections; calls under way end with a ValueError. Idempotent."""
+        """Closes the connections; calls under way end with a ValueError. Idempotent.
+
+        A server that may not survive cancelled calls gets 2 s to answer those that it has, and then, in the background,
+        5 s more; whoever waits for them gets the answer.
+        """
         with self._ending:
             with self._lock:
                 already, self._closed = self._closed, True
             if not already:
+                self._wait_for_last()
                 self._unregister_all()
             with self._lock:
                 connections = [*self._connections.values(), *self._left_behind]
                 self._connections, self._left_behind = {}, []
-            end(connections)
+                busy = {flight.connection for flight in list(self._in_air) if not flight.may_cancel()}
+            end([connection for connection in connections if connection not in busy])
+            linger([connection for connection in connections if connection in busy], self._in_air)
 
     def __enter__(self: Self) -> Self:
         return self

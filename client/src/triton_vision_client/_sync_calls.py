@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from concurrent import futures
 from contextlib import suppress
-from typing import Any
+from typing import Any, Callable
 
 import grpc
 from tritonclient.grpc import service_pb2, service_pb2_grpc
@@ -17,7 +17,9 @@ from triton_vision_client._calls import Attempts, Call
 from triton_vision_client._client import (
     CLOSE_S,
     IN_USE_PAUSE_S,
+    LAST_CALLS_PAUSE_S,
     LAST_CALLS_S,
+    LINGER_S,
     PROBE_S,
     UNREGISTER_S,
     BaseClient,
@@ -45,7 +47,10 @@ class Connection:
         ``close`` and raises in the background: so the state is read where that thread reads it.
         """
         check = getattr(getattr(self.channel, "_channel", None), "check_connectivity_state", None)
-        return check is None or bool(check(False) == grpc.ChannelConnectivity.READY.value[0])
+        try:
+            return check is None or bool(check(False) == grpc.ChannelConnectivity.READY.value[0])
+        except ValueError:  # it has been closed
+            return False
 
 
 class SyncCalls(BaseClient):
@@ -73,7 +78,7 @@ class SyncCalls(BaseClient):
             with suppress(futures.TimeoutError):
                 ended.result(min(limit, timeout / 2))
         end(self._retired())
-        if self._left_behind and not self._in_air:
+        if self._left_behind and all(flight.lost() for flight in list(self._in_air)):
             with self._lock:
                 struck, self._left_behind = self._left_behind, []
             end(struck, wait=0)
@@ -122,6 +127,23 @@ class SyncCalls(BaseClient):
             if known is not None and known is connection:
                 del self._connections[member]
                 self._left_behind.append(known)
+
+    def _ask_version(self, connection: Connection, member: Member) -> None:
+        """Asks, without waiting for it, what the server says about itself."""
+
+        def told(answer: Any) -> None:
+            if not answer.cancelled() and answer.exception() is None:
+                self._heard_version(member, answer.result())
+
+        try:
+            request = service_pb2.ServerMetadataRequest()
+            asked = connection.stub.ServerMetadata.future(request, timeout=PROBE_S, metadata=self._settings.metadata)
+            asked.add_done_callback(told)
+        except ValueError:
+            pass  # the client has been closed
+        except BaseException:
+            self._give_up(member, connection)
+            raise
 
     # -- one request ---------------------------------------------------------------------------------------------
 
@@ -198,11 +220,14 @@ class SyncCalls(BaseClient):
             raise
         return asked
 
+    def _wait_for_last(self) -> None:
+        """At the end: gives calls that are under way the time to be answered, where they must not be cancelled."""
+        until = time.monotonic() + LAST_CALLS_S
+        while self._must_wait() and time.monotonic() < until:
+            time.sleep(LAST_CALLS_PAUSE_S)
+
     def _unregister_all(self) -> None:
         """At the end: waits until the servers know, and asks those again that are still reading."""
-        until = time.monotonic() + LAST_CALLS_S
-        while self._regions.told and self._in_air and time.monotonic() < until:
-            time.sleep(IN_USE_PAUSE_S)
         lefts, until = self._regions.end(), time.monotonic() + UNREGISTER_S
         while lefts:
             # All at once: a server that hangs costs its time once.
@@ -221,10 +246,27 @@ class SyncCalls(BaseClient):
                 time.sleep(IN_USE_PAUSE_S)
 
 
-def end(connections: Sequence[Connection], wait: float = CLOSE_S) -> None:
-    """Closes connections; for those that gRPC cannot end, waits no longer than so many seconds."""
+def linger(connections: Sequence[Connection], in_air: set[Flight]) -> None:
+    """Closes connections in the background, once none of these calls is under way on one, or after LINGER_S."""
+    until = time.monotonic() + LINGER_S
+
+    def idle() -> bool:
+        busy = {flight.connection for flight in list(in_air)}
+        return busy.isdisjoint(connections) or time.monotonic() > until
+
+    end(connections, wait=0, when=idle)
+
+
+def end(connections: Sequence[Connection], wait: float = CLOSE_S, when: Callable[[], bool] = lambda: True) -> None:
+    """Closes connections in a thread; for those that gRPC cannot end, waits no longer than so many seconds.
+
+    Args:
+        when: begins once this is so.
+    """
 
     def close() -> None:
+        while not when():
+            time.sleep(LAST_CALLS_PAUSE_S)
         for connection in connections:
             connection.channel.close()
 

@@ -36,6 +36,11 @@ class Ready(Scripted):
     models: set[str] | None = None
     live: Script | None = None
     ready: Script | None = None
+    # What it says of itself. This one does not survive cancelled calls.
+    name, version = "triton", "2.51.0"
+
+    def ServerMetadata(self, request: Any, context: Any) -> Any:  # noqa: ARG002, N802 - the protocol's
+        return service_pb2.ServerMetadataResponse(name=self.name, version=self.version)
 
     def ServerLive(self, request: Any, context: Any) -> Any:  # noqa: N802 - the protocol's
         return self.live(request, context) if self.live else service_pb2.ServerLiveResponse(live=True)

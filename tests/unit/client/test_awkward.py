@@ -27,7 +27,7 @@ from triton_vision_client import (
 )
 from triton_vision_client._shm import left_over
 
-from tests.unit.client.scripted import CODE, Start, abort, answer, hanging
+from tests.unit.client.scripted import CODE, Start, abort, answer, hanging, wait_until
 
 
 def test_two_observers_count_together() -> None:
@@ -348,7 +348,7 @@ def test_an_unfinished_stream_may_be_collected_at_any_moment(start: Start) -> No
             unfinished()
             with client._balancer._lock, client._budget._lock:
                 gc.collect()
-        assert all(member.outstanding == 0 for member in client._balancer.members)
+        wait_until(lambda: all(member.outstanding == 0 for member in client._balancer.members))
         assert client.classify(b"four").predictions[0].class_id == 4
 
 
