@@ -28,6 +28,7 @@ from triton_vision_client import ImageClient
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from triton_vision.server import TritonServer
+from triton_vision.server.security import Security
 
 HERE = Path(__file__).resolve().parent
 BUILD = HERE.parent / "build" / "benchmark"
@@ -117,7 +118,7 @@ def beside_a_bare_stub(rounds: int, count: int) -> None:
 
 
 def transports(rounds: int, count: int) -> None:
-    with TritonServer(repository.suite(BUILD / "client")) as server:
+    with TritonServer(repository.suite(BUILD / "client"), security=Security(shm_open=True)) as server:
         print("| one image of | gRPC ms | shm ms | of it | client's CPU: gRPC ms | shm ms | of it |")
         print("|---|---:|---:|---:|---:|---:|---:|")
         for name, size in PAYLOADS.items():

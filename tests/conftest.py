@@ -15,6 +15,7 @@ import pytest
 from PIL import Image
 
 from triton_vision.server import TritonServer
+from triton_vision.server.security import Security
 
 # A shell that runs this in the background ignores Ctrl-C for it, and so would every program under test.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
@@ -47,8 +48,8 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def server(repository: Path) -> Iterator[TritonServer]:
-    """A real Triton on ``repository``, on free ports."""
-    with TritonServer(repository) as running:
+    """A real Triton on ``repository``, on free ports, whose shared memory is open."""
+    with TritonServer(repository, security=Security(shm_open=True)) as running:
         yield running
 
 

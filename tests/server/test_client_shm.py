@@ -19,6 +19,7 @@ from triton_vision_client._shm import NAME
 
 from tests.conftest import SAMPLES, jpeg
 from triton_vision.server import TritonServer
+from triton_vision.server.security import Security
 
 LITE = "ensemble_lite"
 PHOTO = (SAMPLES / "coffee.jpg").read_bytes()
@@ -107,21 +108,20 @@ def test_a_late_call_s_region_is_never_used_again(server: TritonServer) -> None:
 
 
 def test_a_server_that_comes_back_is_told_again(repository: Path) -> None:
-    first = TritonServer(repository).start()
+    first = TritonServer(repository, security=Security(shm_open=True)).start()
     port = int(first.grpc_address.rsplit(":", 1)[1])
     with ImageClient(first.grpc_address, model=LITE, transport="shm") as client:
         client.classify(PHOTO)
         os.kill(first.pid, signal.SIGKILL)
         first.stop()
-        with TritonServer(repository, grpc_port=port):
+        with TritonServer(repository, grpc_port=port, security=Security(shm_open=True)):
             assert client.classify(PHOTO).predictions[0].label == "espresso"
             assert client.classify(PHOTO).predictions[0].label == "espresso"
     assert regions(os.getpid()) == []
 
 
 def test_a_server_that_takes_none_gets_them_by_grpc(repository: Path, caplog: pytest.LogCaptureFixture) -> None:
-    options = ["--grpc-restricted-protocol=shared-memory:token=secret"]
-    with TritonServer(repository, options=options) as server:
+    with TritonServer(repository, security=Security(tokens={"shm": "secret-of-this-test"})) as server:
         with (
             ImageClient(server.grpc_address, model=LITE, transport="shm") as client,
             caplog.at_level(logging.WARNING, "triton_vision_client"),
@@ -130,7 +130,7 @@ def test_a_server_that_takes_none_gets_them_by_grpc(repository: Path, caplog: py
                 assert client.classify(PHOTO).predictions[0].label == "espresso"
         (record,) = caplog.records
         assert "takes no shared memory from here, so images go over gRPC" in record.getMessage()
-        headers = {"triton-grpc-protocol-token": "secret"}
+        headers = {"triton-grpc-protocol-shm": "secret-of-this-test"}
         with ImageClient(server.grpc_address, model=LITE, transport="shm", headers=headers) as client:
             assert client.classify(PHOTO).predictions[0].label == "espresso"
         assert len(caplog.records) == 1

@@ -18,6 +18,7 @@ from triton_vision_client import ImageClient, ModelNotFoundError
 
 from tests.conftest import COMMAND, SAMPLES, jpeg
 from triton_vision.server import TritonServer
+from triton_vision.server.stubs import read_stub
 
 PORTS = ["--http-port", "0", "--grpc-port", "0", "--metrics-port", "0"]
 ECHO = """
@@ -34,6 +35,9 @@ class TritonPythonModel:
         if text.as_numpy()[0] == b"hang":
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
             time.sleep(600)
+        if text.as_numpy()[0] == b"chatter":
+            for number in range(2000):
+                print(number, "x" * 200, flush=True)
         return [pb_utils.InferenceResponse([pb_utils.Tensor("ECHO", text.as_numpy())])]
 """
 ECHO_CONFIG = """
@@ -79,6 +83,14 @@ class Serve:
         match = re.search(r"gRPC (\S+),", self.lines[-1])
         assert match
         return match[1]
+
+    @property
+    def tritonserver(self) -> int:
+        return next(pid for pid in self.family() if Path(f"/proc/{pid}/comm").read_text() == "tritonserver\n")
+
+    def stubs(self) -> list[int]:
+        """Triton's own Python processes, and not what those have forked."""
+        return [pid for pid in self.family() if read_stub(pid) is not None]
 
     @property
     def prefix(self) -> str:
@@ -200,7 +212,7 @@ def hang(one: Serve) -> subprocess.Popen[str]:
         "grpc.InferenceServerClient(sys.argv[1]).infer('echo', [tensor])\n"
     )
     caller = subprocess.Popen([COMMAND[0], "-c", code, one.grpc], stderr=subprocess.DEVNULL, text=True)
-    stub = next(pid for pid in one.family() if "backend_stub" in Path(f"/proc/{pid}/cmdline").read_text())
+    stub = one.stubs()[0]
 
     def ignores_sigterm() -> bool:
         match = re.search(r"SigIgn:\t(\w+)", Path(f"/proc/{stub}/status").read_text())
@@ -224,20 +236,30 @@ def test_no_child_outlives_a_killed_serve(serve: Callable[..., Serve], echo: Pat
         caller.wait(10)
 
 
-def test_what_killed_servers_left_is_cleared_by_the_next_start(serve: Callable[..., Serve], echo: Path) -> None:
+@pytest.mark.parametrize("busy", [False, True])
+def test_what_killed_servers_left_is_cleared_by_the_next_start(
+    serve: Callable[..., Serve], echo: Path, busy: bool
+) -> None:
     one = serve(echo, "--shm-prefix", "tv_test_left_")
     one.until_ready()
-    # Everything at once, the guard too.
-    for pid in [*one.family(), one.process.pid]:
+    caller = hang(one) if busy else None
+    family = one.family()
+    stubs = set(one.stubs())
+    # Everything at once, the guard too; tritonserver dies with its keeper, but a busy stub does not notice.
+    for pid in [*(family - stubs if busy else family), one.process.pid]:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     one.process.wait()
+    if caller is not None:
+        caller.wait(20)
+    assert all(map(alive, stubs)) == busy
     stranger = Path("/dev/shm/tv_test_left_but_not_ours")
     stranger.touch()
     try:
         assert len(regions("tv_test_left_")) > 1
         two = serve(echo, "--shm-prefix", "tv_test_left_")
         two.until_ready()
+        assert not any(map(alive, stubs))
         two.process.terminate()
         assert two.process.wait(10) == 0
         assert regions("tv_test_left_") == [stranger.name]

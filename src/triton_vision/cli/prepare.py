@@ -32,7 +32,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "--weights",
         metavar="FILE",
         help="resnet50_trt's network: a state dict with torchvision's names, a TorchScript or an ONNX file, or "
-        "'random' for tests and benchmarks",
+        "'random' for tests and benchmarks. A TorchScript file is a program, which is run: take it from whom you trust",
     )
     parser.add_argument(
         "--precision",

@@ -78,9 +78,9 @@ def _add_security_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group(
         "security",
         "The list of models, loading them, trace and log settings are closed to everyone unless there is an admin "
-        "token; shared memory, unless there is a shm token or --shm-open. Without a --…-token-file, a token is looked for in "
-        "$TRITON_VISION_ADMIN_TOKEN_FILE and then in $TRITON_VISION_ADMIN_TOKEN, and so for SHM and INFERENCE. Callers "
-        "send it as a header (docs/security.md).",
+        "token; shared memory, unless there is a shm token or --shm-open. Without a --…-token-file, a token is looked "
+        "for in $TRITON_VISION_ADMIN_TOKEN_FILE and then in $TRITON_VISION_ADMIN_TOKEN, and so for SHM and INFERENCE. "
+        "Callers send it as a header (docs/security.md).",
     )
     group.add_argument(
         "--tls-cert",

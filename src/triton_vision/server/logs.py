@@ -43,9 +43,13 @@ class Throttle:
 
     An entry is a line with Triton's time stamp and what follows it without one, such as a stack trace. Its first
     line decides for all of it, so two failures at one place that differ further down count as the same.
+
+    Args:
+        clock: tells the seconds.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
         self._seen: OrderedDict[str, tuple[float, int]] = OrderedDict()
         self._passes = True
 
@@ -55,7 +59,7 @@ class Throttle:
         if stamp is None:
             return [line] if self._passes else []
         key = f"{stamp[1]} {line[stamp.end() :]}"
-        now = time.monotonic()
+        now = self._clock()
         began, count = self._seen.pop(key, (now, 0))
         told = []
         if now - began >= WINDOW_S:

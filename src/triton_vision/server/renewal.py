@@ -24,8 +24,9 @@ STUB_BYTES = 2 * MIB
 LARGEST, SMALLEST = 32 * MIB, 4 * MIB
 # A region that has not grown for so long is as large as its work makes it.
 SETTLED_S = 1.0
-# A model whose regions have been given back gets so long, and each time that it needs them again, twice as long.
-LEAST_INTERVAL_S, MOST_INTERVAL_S = 60.0, 900.0
+# A model that grows again after its regions were given back keeps them for longer each time; for less long while
+# others may need the memory, because /dev/shm is more than half full.
+LEAST_INTERVAL_S, SHORT_INTERVAL_S, MOST_INTERVAL_S = 30.0, 60.0, 900.0
 # By then Triton has let go of a process that was replaced.
 HEALED_S = 5.0
 
@@ -129,7 +130,7 @@ class Tending:
         if self._renewal is not None:
             return self._finish(self._renewal) if self._renewal.done else ""
         lost = self._watch.lost()
-        now = time.monotonic()
+        now = _clock()
         remaining = [stub for stub in lost if now - self._healed.get(stub, now) > HEALED_S]
         if remaining:
             return f"Triton keeps a dead Python process of {remaining[0].model}"
@@ -154,7 +155,7 @@ class Tending:
 
     def _finish(self, renewal: Renewal) -> str:
         model, self._renewal = renewal.model, None
-        now = time.monotonic()
+        now = _clock()
         if renewal.counts is not None:
             self._counts[model] = renewal.counts
         if not self._healing:
@@ -172,13 +173,13 @@ class Tending:
             self._complained.add(model)
             self._tell(
                 f"warning: {model}: its Python processes cannot be replaced to free their shared memory, trying again "
-                f"every minute: {renewal.problem}"
+                f"later: {renewal.problem}"
             )
         return ""
 
     def _overgrown(self, running: list[Stub]) -> str:
         """The model with the largest region of those that are beyond the bound and at rest; empty if there is none."""
-        now = time.monotonic()
+        now = _clock()
         sizes = {stub: stub.size() for stub in running}
         self._sizes = {
             stub: self._sizes[stub] if self._sizes.get(stub, (-1, 0.0))[0] == size else (size, now)
@@ -194,14 +195,19 @@ class Tending:
         return ""
 
     def _may_renew(self, model: str, now: float) -> bool:
-        short = _free() < _total() / 4 or model in self._complained
-        interval = LEAST_INTERVAL_S if short else self._interval[model]
+        interval = self._interval[model]
+        if _free() < _total() / 2:
+            interval = min(interval, SHORT_INTERVAL_S)
         return now - self._renewed.get(model, -MOST_INTERVAL_S) >= interval
 
 
 def bound(total: int, stubs: int) -> int:
     """How many bytes a stub's region may keep where ``stubs`` of them share a /dev/shm of ``total`` bytes."""
     return max(SMALLEST, min(LARGEST, total // 8 // max(stubs, 1)))
+
+
+def _clock() -> float:
+    return time.monotonic()
 
 
 def _total() -> int:

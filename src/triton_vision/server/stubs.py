@@ -17,6 +17,7 @@ SHM = Path("/dev/shm")
 PROGRAM = "triton_python_backend_stub"
 # A stub that Triton has ended because its model failed leaves its region for a moment only.
 PATIENCE_S = 5.0
+NAMELESS = "a Python model"
 # Between a stub's end and the removal of its region, where Triton itself ends it.
 REMOVAL_S = 0.6
 
@@ -48,6 +49,15 @@ def read_stub(pid: int) -> Stub | None:
     return Stub(pid, Path(words[1]).parent.parent.name, words[2].lstrip("/"))
 
 
+def _is_dead_stub(pid: int) -> bool:
+    try:
+        _, rest = Path(f"/proc/{pid}/stat").read_text().split("(", 1)
+    except (OSError, ValueError):
+        return False
+    name, _, fields = rest.rpartition(")")
+    return name == PROGRAM[:15] and fields.split()[0] == "Z"  # the kernel keeps 15 letters
+
+
 def end_stubs(of_region: Callable[[str], bool]) -> int:
     """Kills this user's stubs with such a region, wherever they came from; returns how many there were."""
     count = 0
@@ -72,6 +82,7 @@ class StubWatch:
         self._tasks = Path(f"/proc/{server}/task")
         self._known: dict[int, Stub] = {}
         self._dead_since: dict[int, float] = {}
+        self._nameless: dict[int, float] = {}
 
     def look(self) -> list[Stub]:
         """Those that run now."""
@@ -95,7 +106,14 @@ class StubWatch:
     def dead_model(self) -> str:
         """The name of a model whose process has been dead for PATIENCE_S seconds; empty if there is none."""
         self.look()
-        return next((stub.model for stub in self._dead(PATIENCE_S)), "")
+        dead = self._dead(PATIENCE_S)
+        if dead:
+            return dead[0].model
+        # One that died before it was seen alive has left no name.
+        now = time.monotonic()
+        zombies = [pid for pid in self._children() if pid not in self._known and _is_dead_stub(pid)]
+        self._nameless = {pid: self._nameless.get(pid, now) for pid in zombies}
+        return NAMELESS if any(now - since > PATIENCE_S for since in self._nameless.values()) else ""
 
     def lost(self) -> list[Stub]:
         """Those that have died by themselves, as the last looks saw it: Triton still holds on to their regions."""

@@ -156,6 +156,14 @@ def test_tokens_that_do_not_protect() -> None:
     assert Security(tokens={"admin": TOKEN}).check("127.0.0.1") == []
 
 
+def test_shared_memory_is_either_open_or_has_a_token() -> None:
+    with pytest.raises(SetupError, match="--shm-open opens the shared memory that the shm token guards"):
+        Security(tokens={"shm": TOKEN}, shm_open=True).check("127.0.0.1")
+    (closed,) = [option for option in Security(shm_open=True).masked() if option.startswith("--grpc")]
+    assert closed == "--grpc-restricted-protocol=model-repository,trace,logging:keeper=***"
+    assert Security(shm_open=True).summary() == ["open: shared-memory, to everybody who reaches a port"]
+
+
 def test_what_the_admin_token_guards() -> None:
     assert parse_admin_apis("statistics, model-config,trace") == (*ADMIN_APIS, "statistics", "model-config")
     with pytest.raises(SetupError, match="--admin-apis inference: name one or several of"):
@@ -182,7 +190,7 @@ def test_dry_run_shows_stars_and_where_what_listens(
     pair = authority.issue("server", "localhost")
     monkeypatch.setenv("TRITON_VISION_INFERENCE_TOKEN", TOKEN)
     tls = ["--tls-cert", str(pair.certificate), "--tls-key", str(pair.key)]
-    code = main(["serve", "--repository", str(repository), "--host", "0.0.0.0", *tls, "--dry-run"])
+    code = main(["serve", "--repository", str(repository), "--host", "0.0.0.0", "--expose", *tls, "--dry-run"])
     shown = capsys.readouterr().out
     assert code == 0
     assert TOKEN not in shown
@@ -195,6 +203,8 @@ def test_dry_run_shows_stars_and_where_what_listens(
         "--grpc-use-ssl=true",
         "--grpc-restricted-protocol=inference:inference=***",
         "--http-restricted-api=inference:triton-grpc-protocol-inference=***",
+        "--grpc-restricted-protocol=model-repository,trace,logging,shared-memory:keeper=***",
+        "--http-restricted-api=model-repository,trace,logging,shared-memory:triton-grpc-protocol-keeper=***",
     ):
         assert part in shown
 
