@@ -16,10 +16,15 @@ from tritonclient.grpc import service_pb2
 
 from triton_vision_client._async_calls import AsyncCalls
 from triton_vision_client._balancer import Member
-from triton_vision_client._batches import Batch, check_many, pack, window
+from triton_vision_client._batches import Batch, check_many, pack, splits, window
 from triton_vision_client._calls import Call
-from triton_vision_client._client import Parameters, degraded, model_infos, says_yes, server_info
-from triton_vision_client._errors import BadImageError, RequestTooLargeError, VisionClientError
+from triton_vision_client._client import Parameters, degraded, says_yes, server_info
+from triton_vision_client._errors import (
+    AuthenticationError,
+    BadImageError,
+    RequestTooLargeError,
+    VisionClientError,
+)
 from triton_vision_client._images import ImageSource, encode
 from triton_vision_client._observe import Observer
 from triton_vision_client._options import RetryPolicy, TLSConfig
@@ -158,8 +163,11 @@ class AsyncImageClient(AsyncCalls):
 
     async def models(self, *, timeout: Optional[float] = None) -> list[ModelInfo]:
         """As ``ImageClient.models``."""
-        question = service_pb2.RepositoryIndexRequest()
-        infos: list[ModelInfo] = await self._run(self._question("RepositoryIndex", question, model_infos, timeout))
+        infos: list[ModelInfo]
+        try:
+            infos = await self._run(self._index(timeout))
+        except AuthenticationError:
+            infos = await self._run(self._statistics(timeout))
         return infos
 
     async def close(self) -> None:
@@ -249,12 +257,17 @@ class AsyncImageClient(AsyncCalls):
             # A server, or a proxy, with a low limit: one by one they may do.
             if len(batch.images) == 1:
                 return [Result(batch.travelling()[0], error=BadImageError("too_large", str(error)))]
-            answers = [await self._answers(single, call_of) for single in batch.singles()]
-            return [result for row in answers for result in row]
+            return await self._one_by_one(batch, call_of)
         except VisionClientError as error:
+            if splits(error, batch):
+                return await self._one_by_one(batch, call_of)
             if not self._degrades(error):
                 raise
             return await self._degraded(batch.travelling(), error)
+
+    async def _one_by_one(self, batch: Batch, call_of: Callable[[Batch], Call]) -> list[Result]:
+        answers = [await self._answers(single, call_of) for single in batch.singles()]
+        return [result for row in answers for result in row]
 
     async def _degraded(self, sources: Sequence[Any], error: VisionClientError) -> list[Result]:
         assert self._settings.fallback is not None

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Optional, Union
 
-from triton_vision_client._errors import BadImageError
+from triton_vision_client._errors import BadImageError, ServerOverloadedError, VisionClientError
 from triton_vision_client._images import ImageSource, encode_or_refuse
 from triton_vision_client._results import Result
 
@@ -42,6 +42,11 @@ class Batch:
         served = iter(answers)
         for row, source in enumerate(self.sources):
             yield Result(source, error=self.refused[row]) if row in self.refused else next(served)
+
+
+def splits(error: VisionClientError, batch: Batch) -> bool:
+    """Whether a batch's images may do one by one: the server's shared memory had no room for all of them."""
+    return isinstance(error, ServerOverloadedError) and error.no_room and len(batch.images) > 1
 
 
 def window(servers: int) -> int:

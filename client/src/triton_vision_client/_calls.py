@@ -181,6 +181,9 @@ class Attempts:
         that takes a retry of the client's budget, so that overloaded servers do not see every call of every caller.
         Going round again costs one of the policy's attempts, a pause, and a retry of the budget.
         """
+        before = self._failures.get(member)
+        if isinstance(error, DeadlineExceededError) and isinstance(before, ServerUnavailableError) and before.broken:
+            return None  # what its broken model has left no time for
         self._failures[member] = error
         if not may_retry(error):
             return None
@@ -206,6 +209,8 @@ class Attempts:
         Where one server had a full queue and another could not be reached, the caller may try again later.
         """
         failures, gravest = list(self._failures.values()), self._gravest()
+        if isinstance(error, DeadlineExceededError) and error not in failures:
+            error = gravest
         # An error that is raised holds this object, by way of its traceback.
         self._failures.clear()
         if len(failures) < 2 or isinstance(error, BadImageError):

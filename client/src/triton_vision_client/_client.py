@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import math
+import os
 import socket
 import threading
 import time
@@ -168,6 +170,13 @@ class BaseClient:
 
         return self._call_of(method, build, read, "", timeout, None, None)
 
+    def _index(self, timeout: Optional[float]) -> Call:
+        return self._question("RepositoryIndex", service_pb2.RepositoryIndexRequest(), model_infos, timeout)
+
+    def _statistics(self, timeout: Optional[float]) -> Call:
+        """Of all models that are loaded: a server may keep the index to those with its admin token."""
+        return self._question("ModelStatistics", service_pb2.ModelStatisticsRequest(), loaded_models, timeout)
+
     def _call_of(
         self,
         method: str,
@@ -208,7 +217,9 @@ class BaseClient:
             unsent_for = None if sent else time.monotonic() - attempts.try_began
             unanswered_for = unsent_for if error.code() == grpc.StatusCode.DEADLINE_EXCEEDED else None
             details = error.details() or ""
-            if "refused" in details and _accepts_ipv4(member.address):
+            if error.code() == grpc.StatusCode.UNAVAILABLE and not connected and _lacks_descriptors():
+                details = "too many open files"  # which gRPC says in some cases only
+            elif "refused" in details and _accepts_ipv4(member.address):
                 details = "failed to connect: socket closed"  # what the other address, which gRPC does not show, says
             typed = translate(
                 error.code(),
@@ -338,6 +349,15 @@ def _awaited(member: Member, call: Call, error: VisionClientError) -> str:
     return call.model if of_the_model or call.model in member.served else member.last_served
 
 
+def _lacks_descriptors() -> bool:
+    """Whether this process cannot open anything more."""
+    try:
+        os.close(os.open(os.devnull, os.O_RDONLY))
+    except OSError as error:
+        return error.errno in (errno.EMFILE, errno.ENFILE)
+    return False
+
+
 def _accepts_ipv4(address: str) -> bool:
     """Whether somebody listens at localhost's IPv4 address, of whom gRPC tells nothing where ::1 refuses as well."""
     host, _, port = address.rpartition(":")
@@ -370,6 +390,12 @@ def model_infos(response: Any) -> list[ModelInfo]:
     """From the protocol's RepositoryIndex; raises ServerError if it cannot be read."""
     _protocol.whole(response)
     return [ModelInfo(entry.name, entry.version, entry.state, entry.reason) for entry in response.models]
+
+
+def loaded_models(response: Any) -> list[ModelInfo]:
+    """From the protocol's ModelStatistics, which lists what is loaded; raises ServerError if it cannot be read."""
+    _protocol.whole(response)
+    return [ModelInfo(entry.name, entry.version, "READY") for entry in response.model_stats]
 
 
 def degraded(sources: Sequence[Any], answers: Sequence[Any], error: VisionClientError) -> list[Result]:

@@ -24,8 +24,9 @@ class BadImageError(VisionClientError):
     """One image was refused.
 
     Attributes:
-        reason: the server's word: ``empty``, ``too_large``, ``too_many_pixels``, ``unsupported_format``,
-            ``truncated`` or ``corrupt``; or ``unreadable`` where the client could not read its source.
+        reason: the server's word, such as ``empty``, ``too_large``, ``too_many_pixels``, ``too_complex``,
+            ``unsupported_format``, ``truncated`` or ``corrupt``; or ``unreadable`` where the client could not read its
+            source.
         detail: what is wrong, for a person.
         index: which image of the request, from 0; None if it is known by other means.
     """
@@ -65,13 +66,15 @@ class ServerUnavailableError(VisionClientError):
 
 
 class ServerOverloadedError(ServerUnavailableError):
-    """The server's queue was full, or the request waited in it for too long.
+    """The server's queue or its memory was full, or the request waited for too long.
 
     Attributes:
         waited: whether it waited in vain; then no other server is asked, for the time is gone.
+        no_room: whether it was the server's shared memory that had no room, for this request or for others that it
+            was batched with.
     """
 
-    waited = False
+    waited = no_room = False
 
 
 class ModelNotFoundError(VisionClientError):

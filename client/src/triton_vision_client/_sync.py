@@ -12,10 +12,15 @@ from typing import Any, Callable, Optional, TypeVar, Union
 from numpy.typing import NDArray
 from tritonclient.grpc import service_pb2
 
-from triton_vision_client._batches import Batch, check_many, pack, window
+from triton_vision_client._batches import Batch, check_many, pack, splits, window
 from triton_vision_client._calls import Call
-from triton_vision_client._client import Parameters, degraded, model_infos, says_yes, server_info
-from triton_vision_client._errors import BadImageError, RequestTooLargeError, VisionClientError
+from triton_vision_client._client import Parameters, degraded, says_yes, server_info
+from triton_vision_client._errors import (
+    AuthenticationError,
+    BadImageError,
+    RequestTooLargeError,
+    VisionClientError,
+)
 from triton_vision_client._flight import GRACE_S, Flight
 from triton_vision_client._images import ImageSource, encode
 from triton_vision_client._observe import Observer
@@ -198,9 +203,15 @@ class ImageClient(SyncCalls):
         return info
 
     def models(self, *, timeout: Optional[float] = None) -> list[ModelInfo]:
-        """The models of a server's repository and their states; raises VisionClientError if none answers."""
-        question = service_pb2.RepositoryIndexRequest()
-        infos: list[ModelInfo] = self._run(self._question("RepositoryIndex", question, model_infos, timeout))
+        """The models of a server's repository and their states; raises VisionClientError if none answers.
+
+        A server that shows its repository only to those with its admin token names the models that are loaded.
+        """
+        infos: list[ModelInfo]
+        try:
+            infos = self._run(self._index(timeout))
+        except AuthenticationError:
+            infos = self._run(self._statistics(timeout))
         return infos
 
     def close(self) -> None:
@@ -267,13 +278,16 @@ class ImageClient(SyncCalls):
             except RequestTooLargeError as error:
                 answers = self._one_by_one(batch, call_of, error)
             except VisionClientError as error:
-                if not self._degrades(error):
+                if splits(error, batch):
+                    answers = self._one_by_one(batch, call_of, error)
+                elif self._degrades(error):
+                    answers = self._degraded(batch.travelling(), error)
+                else:
                     raise
-                answers = self._degraded(batch.travelling(), error)
         yield from batch.merge(answers)
 
-    def _one_by_one(self, batch: Batch, call_of: Callable[[Batch], Call], error: RequestTooLargeError) -> list[Result]:
-        """The answers to a batch that was too large for a message, from a server or a proxy with a low limit."""
+    def _one_by_one(self, batch: Batch, call_of: Callable[[Batch], Call], error: VisionClientError) -> list[Result]:
+        """The answers to a batch that was too large: for a message, or for the server's shared memory."""
         if len(batch.images) == 1:
             return [Result(batch.travelling()[0], error=BadImageError("too_large", str(error)))]
         answers: list[Result] = []

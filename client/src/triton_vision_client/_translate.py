@@ -36,6 +36,10 @@ REFUSALS = (
     grpc.StatusCode.PERMISSION_DENIED,
 )
 REFUSAL = re.compile(r"image (\d+): ([a-z_]+): (.*)", re.DOTALL)
+# What a model's failure may tell of the server's insides: where in its Python code it was, the names of its shared
+# memory, paths.
+PYTHON_TRACE = re.compile(r"\s*\bAt:\s*\n.*", re.DOTALL)
+INSIDES = re.compile(r"/?triton_python_backend_shm_region_[\w-]+|(?<![\w/:.])/(?:[\w.+@~-]+/)+[\w.+@~-]*")
 
 
 def translate(
@@ -61,7 +65,16 @@ def translate(
         tls: whether the client encrypts.
     """
     code_is = grpc.StatusCode
+    if code in (code_is.INTERNAL, code_is.UNKNOWN, code_is.INVALID_ARGUMENT, code_is.UNAVAILABLE):
+        details = INSIDES.sub("…", PYTHON_TRACE.sub("", details))
     lower = details.lower()
+    if "increase the shared memory pool size" in lower:
+        full = ServerOverloadedError(
+            f"the shared memory of {address} has no room for this request, or for those that it was batched with: send "
+            "fewer or smaller images in a request, or give the server more /dev/shm (docker run --shm-size)"
+        )
+        full.no_room = True
+        return full
     refusal = REFUSAL.search(details)
     if code == code_is.INVALID_ARGUMENT and refusal:
         return BadImageError(refusal[2], refusal[3], int(refusal[1]))
@@ -134,6 +147,11 @@ def _no_grpc(address: str, tls: bool) -> ServerUnavailableError:
 
 
 def _unavailable(details: str, lower: str, model: str, address: str, tls: bool) -> VisionClientError:
+    if "too many open files" in lower:
+        return ServerUnavailableError(
+            f"this process has no file descriptor left for a connection to {address}: raise its limit (ulimit -n), or "
+            "close what it no longer needs, such as other clients"
+        )
     if "exceeds maximum queue size" in lower or "queue size" in lower:
         return ServerOverloadedError(f"the queue of {address} is full: try again later, or send less ({details})")
     if "timeout expired" in lower:
