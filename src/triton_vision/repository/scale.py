@@ -1,31 +1,43 @@
-"""Fitting a model to the machine: how many instances it gets, and how long its queue may grow.
+"""Fitting a model to the machine: how many instances it gets, how long its queue may grow, how large its batches.
 
 A model asks for it with parameters in its ``config.pbtxt``, the one place where they are set::
 
     parameters [
       { key: "instances" value: { string_value: "auto" } },
-      { key: "queue_size" value: { string_value: "auto" } }
+      { key: "queue_size" value: { string_value: "auto" } },
+      { key: "largest_batch" value: { string_value: "auto" } }
     ]
 
-Either may be a number instead. A server that is started without ``triton-vision serve`` takes what the
+Each may be a number instead. A server that is started without ``triton-vision serve`` takes what the
 configuration's own fields say.
 """
 
 from __future__ import annotations
 
 import copy
+import os
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
 from triton_vision.cpu import threads_of, visible_cores
 from triton_vision.repository.model import Model, RepositoryError
 
 AUTO = "auto"
+ASKED = ("instances", "queue_size", "largest_batch")
 # One more than there are cores: while one hands over its results, another has work for the core; and while some are
 # busy with a request of 32 large images, one answers small ones. An instance is a process of some 60 MB, so beyond
 # this many each gets several threads instead.
 MOST = 16
 # Requests that may wait, for each core: well under a second of work.
 QUEUE_PER_CORE = 128
+# Bytes of encoded images in a batch of several requests, if they are as large as they may be: a batch is copied into
+# its instance's shared memory at once, and where that does not fit, all of its requests fail.
+BATCH_BYTES = 128 * 1024 * 1024
+# Of an encoded image, where the parameter `max_bytes` does not say otherwise (stages.limits).
+IMAGE_BYTES = 32 * 1024 * 1024
+SHM = Path("/dev/shm")
 
 
 @dataclass(frozen=True)
@@ -33,32 +45,37 @@ class Scale:
     """What a model gets on this machine.
 
     Attributes:
-        instances: processes of the model.
+        instances: processes of the model; 0 where it does not ask for a number.
         threads: of each of them; None where the configuration sets them itself.
         queue_size: requests that may wait; 0 is any number.
+        largest_batch: images of several requests in one batch; 0 is as many as the model takes.
     """
 
     instances: int
     threads: int | None
     queue_size: int
+    largest_batch: int = 0
 
     def __str__(self) -> str:
         threads = "" if self.threads is None else f" of {_count(self.threads, 'thread')}"
-        queue = f", {self.queue_size} requests may wait" if self.queue_size else ""
-        return f"{_count(self.instances, 'instance')}{threads}{queue}"
+        parts = [f"{_count(self.instances, 'instance')}{threads}"] if self.instances else []
+        parts += [f"{self.queue_size} requests may wait"] if self.queue_size else []
+        parts += [f"batches of at most {self.largest_batch}"] if self.largest_batch else []
+        return ", ".join(parts)
 
 
-def scaled(model: Model, cores: int | None = None) -> tuple[Model, Scale] | None:
+def scaled(model: Model, cores: int | None = None, shm: int | None = None) -> tuple[Model, Scale] | None:
     """The model with its configuration fitted to the machine, or None if it does not ask for that.
 
     Args:
         cores: by default those visible to this process, in a container not the host's.
+        shm: bytes of shared memory; by default what /dev/shm can hold.
 
     Raises:
         RepositoryError: a parameter is neither ``auto`` nor a number of at least 1.
     """
     parameters = {} if model.config is None else model.config.parameters
-    wanted = {key: parameters[key].string_value.strip() for key in ("instances", "queue_size") if key in parameters}
+    wanted = {key: parameters[key].string_value.strip() for key in ASKED if key in parameters}
     if not wanted:
         return None
     cores = cores or visible_cores()
@@ -74,8 +91,31 @@ def scaled(model: Model, cores: int | None = None) -> tuple[Model, Scale] | None
     if "queue_size" in wanted:
         queue.max_queue_size = _number(model.name, "queue_size", wanted["queue_size"], QUEUE_PER_CORE * cores)
     instances = sum(max(1, group.count) for group in config.instance_group) or 1
-    threads = None if "threads" in parameters else threads_of(cores, instances)
-    return replace(model, config=config), Scale(instances, threads, queue.max_queue_size)
+    largest = 0
+    if "largest_batch" in wanted:
+        auto = _largest_batch(model, parameters, instances, _shm_bytes() if shm is None else shm)
+        largest = _number(model.name, "largest_batch", wanted["largest_batch"], auto)
+        if largest < config.max_batch_size:
+            # The batcher stops at the largest preferred size (a single request may hold more).
+            config.dynamic_batching.preferred_batch_size[:] = [largest]
+        else:
+            largest = 0
+    threads = threads_of(cores, instances) if "instances" in wanted and "threads" not in parameters else None
+    scale = Scale(instances if "instances" in wanted else 0, threads, queue.max_queue_size, largest)
+    return replace(model, config=config), scale
+
+
+def _largest_batch(model: Model, parameters: Mapping[str, Any], instances: int, shm: int) -> int:
+    image = str(IMAGE_BYTES)
+    if "max_bytes" in parameters:
+        image = parameters["max_bytes"].string_value.strip()
+    # Half of the shared memory for the batches of this model's instances: other models have their own.
+    return max(1, min(BATCH_BYTES, shm // 2 // instances) // _number(model.name, "max_bytes", image, IMAGE_BYTES))
+
+
+def _shm_bytes() -> int:
+    info = os.statvfs(SHM)
+    return info.f_blocks * info.f_frsize
 
 
 def _number(model: str, key: str, text: str, auto: int) -> int:

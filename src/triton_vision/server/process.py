@@ -13,6 +13,7 @@ from types import TracebackType
 from triton_vision.cpu import visible_cores
 from triton_vision.gpu import has_gpu
 from triton_vision.repository import Placement, Selection, compose, read_model, select, variants
+from triton_vision.run import VARIABLE as RUN_VARIABLE
 from triton_vision.server import keeper, warmup
 from triton_vision.server.child import Child
 from triton_vision.server.errors import ModelLoadError, ServerError, ServerStartError
@@ -21,6 +22,7 @@ from triton_vision.server.local import LocalIndex
 from triton_vision.server.locate import Installation, find_installation
 from triton_vision.server.logs import log_flags
 from triton_vision.server.outlet import Outlet
+from triton_vision.server.pace import Pace, chains
 from triton_vision.server.plans import ensure_plans
 from triton_vision.server.ports import reachable, resolve_ports
 from triton_vision.server.rundir import RunDir
@@ -95,6 +97,7 @@ class TritonServer:
         self.stop_requested = threading.Event()
         self._child: Child | None = None
         self._run: RunDir | None = None
+        self._pace: Pace | None = None
         self._installation: Installation | None = None
         self.selection: Selection | None = None
         # Where callers on this machine reach it; empty for what is off.
@@ -201,6 +204,7 @@ class TritonServer:
         self.grpc_address = reachable(self.host, ports["--grpc-port"])
         self.metrics_address = reachable(hosts["metrics"], ports["--metrics-port"]) if security.metrics else ""
         self._run = RunDir(prefix)
+        self._pace = Pace(chains(self.selection.served), self._run.path)
         began = time.monotonic()
         try:
             self._child = self._spawn(self._installation, ports, self._run)
@@ -208,6 +212,7 @@ class TritonServer:
             self._wait_ready(self._child)
             if self._warm:
                 self._send_one_image(self.selection)
+            self._pace.start(self.metrics_address)
             self.start_took = time.monotonic() - began
         except BaseException:
             self.stop()
@@ -219,6 +224,7 @@ class TritonServer:
         environment = {
             # LibTorch would count the host's cores, also in a container that may use a few.
             "OMP_NUM_THREADS": str(visible_cores()),
+            RUN_VARIABLE: str(run.path),
             **MALLOC,
             **installation.environment(run.path),
         }
@@ -326,6 +332,9 @@ class TritonServer:
 
     def stop(self) -> None:
         """Ends the server within 10 s and clears what it used. Idempotent."""
+        if self._pace is not None:
+            self._pace.stop()
+            self._pace = None
         if self._child is not None:
             self._child.end()
             self._child = None

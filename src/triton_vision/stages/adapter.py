@@ -20,6 +20,7 @@ import numpy as np
 from triton_vision.cpu import threads_of, visible_cores
 from triton_vision.stages.config import StageConfig
 from triton_vision.stages.errors import ConfigError, ImageRefused, InvalidRequest, Overloaded, RequestDropped, shown
+from triton_vision.stages.gate import find_gate
 from triton_vision.stages.kit import STATUS, Array, Batch, ItemStage, Parameters, Stage, declared, gather, is_status
 from triton_vision.stages.lane import Lane
 from triton_vision.stages.limits import MIB
@@ -125,6 +126,7 @@ class Adapter:
         self._warm_up()
         self._meter = Meter(self.utils, config.name)
         self._log = RefusalLog(self.utils, config.name)
+        self._gate = find_gate(config.name)
         self._lane = Lane(f"{config.name}-aside", MOST_ASIDE_S)
         self._closing = False
 
@@ -202,6 +204,8 @@ class Adapter:
         if len(counts) != 1:
             raise InvalidRequest(f"the inputs hold different numbers of items: {sorted(counts)}")
         call.rows = range(counts.pop())
+        if self._gate is not None:
+            self._gate.admit(len(call.rows), timeout_us * 1e-6)
 
     def _stack(self, calls: list[Call]) -> Batch:
         start = 0
@@ -383,7 +387,7 @@ def _parameters(text: str) -> Parameters:
         return {}
     try:
         parameters = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         parameters = None
     if not isinstance(parameters, dict):
         raise InvalidRequest("the request's parameters are no JSON object")

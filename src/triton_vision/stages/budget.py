@@ -14,12 +14,12 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from triton_vision import run
+
 UNIT = 16 * 1024 * 1024
 # Of the machine's memory, or of what the control group leaves; the rest is for the server and its stages.
 SHARE = 4
 POLL_S = 0.02
-# Where `triton-vision serve` keeps what belongs to one server.
-RUN_VARIABLE = "TRITON_VISION_RUN"
 
 
 class MemoryBudget:
@@ -33,8 +33,8 @@ class MemoryBudget:
     def __init__(self, total: int, folder: Path | None = None) -> None:
         self.total = total
         self._units = max(1, total // UNIT)
-        run = folder or os.environ.get(RUN_VARIABLE)
-        path = Path(run, "memory") if run else Path(tempfile.gettempdir(), f"triton-vision-{os.getuid()}.memory")
+        shared = folder or run.folder()
+        path = shared / "memory" if shared else Path(tempfile.gettempdir(), f"triton-vision-{os.getuid()}.memory")
         try:
             self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         except OSError:  # a read-only file system: each process then has the whole for itself

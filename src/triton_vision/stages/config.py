@@ -39,6 +39,8 @@ FOREIGN_PARAMETERS = frozenset(
         "PREFERRED_MEMORY",
         "artifacts",
         "instances",
+        "largest_batch",
+        "patience",
         "queue_size",
     }
 )

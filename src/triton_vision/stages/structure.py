@@ -19,7 +19,7 @@ from triton_vision.stages.limits import Limits, Quick, TakesLong, too_complex
 SEGMENT_S, INFLATED_S, BLOCK_S = 20e-6, 5e-3, 15e-9
 # Seconds of CPU and bytes of memory for each pixel. Memory depends on what the file holds (Pillow's modes) more than
 # on its format, except where a decoder keeps copies of its own.
-PIXEL_S = {"JPEG": 15e-9, "PNG": 20e-9, "WebP": 45e-9, "GIF": 10e-9, "BMP": 10e-9, "TIFF": 40e-9, "PPM": 40e-9}
+PIXEL_S = {"JPEG": 8e-9, "PNG": 20e-9, "WebP": 45e-9, "GIF": 10e-9, "BMP": 10e-9, "TIFF": 40e-9, "PPM": 40e-9}
 PIXEL_BYTES = {"1": 5.2, "L": 5.2, "P": 5.2, "RGB": 4.4, "I;16": 9.5, "F": 12.5, "I": 17.0}
 OTHER_S, OTHER_BYTES = 150e-9, 8.5
 COPIES = {"WebP": 12.5, "AVIF": 9.0}

@@ -43,6 +43,36 @@ def test_numbers_are_taken_as_they_are_and_the_rest_of_the_configuration_stays(t
     assert fitted[0].config.instance_group[0].kind == fitted[0].config.instance_group[0].KIND_CPU
 
 
+@pytest.mark.parametrize(
+    ("shm", "more", "batch"),
+    [
+        (64, {}, 1),
+        (512, {}, 2),
+        (24_000, {}, 4),
+        (24_000, {"max_bytes": "1048576"}, None),
+        (24_000, {"max_bytes": "x"}, 0),
+    ],
+)
+def test_a_batch_of_the_largest_images_fits_into_shared_memory(
+    tmp_path: Path, shm: int, more: dict[str, str], batch: int | None
+) -> None:
+    asked = read_model(model(tmp_path, "max_batch_size: 32" + ask(instances="3", largest_batch="auto", **more)), None)
+    if batch == 0:
+        with pytest.raises(RepositoryError, match="one: parameters max_bytes"):
+            scaled(asked, 2, shm << 20)
+        return
+    fitted = scaled(asked, 2, shm << 20)
+    assert fitted is not None
+    assert list(fitted[0].config.dynamic_batching.preferred_batch_size) == ([] if batch is None else [batch])
+    assert f"batches of at most {batch}" in str(fitted[1]) or batch is None
+
+
+def test_a_queue_alone_says_nothing_of_instances(tmp_path: Path) -> None:
+    fitted = scaled(read_model(model(tmp_path, ask(queue_size="9")), None), 2)
+    assert fitted is not None
+    assert str(fitted[1]) == "9 requests may wait"
+
+
 def test_who_does_not_ask_is_left_alone(tmp_path: Path) -> None:
     assert scaled(read_model(model(tmp_path, "max_batch_size: 8"), None), 4) is None
 

@@ -1,0 +1,195 @@
+"""What takes long waits beside the others: they are answered at once, and it is answered when it is done."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.conftest import encoded, jpeg, noise
+from tests.unit.stages.test_kit import PREPROCESS, WITH_STATUS, images, numbers, parameter
+from triton_vision import run
+from triton_vision.stages import Aside, ImageRefused, ItemStage, Overloaded, Preprocess, StageConfig, read_pixels
+from triton_vision.stages.gate import Gate, find_gate
+from triton_vision.stages.lane import Lane
+from triton_vision.stages.testing import Request, StageRunner
+
+
+class Long(ItemStage):
+    """Negative numbers take until they are let go; -9 is refused then."""
+
+    def setup(self, config: StageConfig) -> None:  # noqa: ARG002 - the verb's signature
+        self.go = threading.Event()
+
+    def process(self, number: Any) -> Any:
+        if number[0] >= 0:
+            return number
+        raise Aside(0.1 if number[0] == -9 else 3.0, lambda check: self.later(number, check))
+
+    def later(self, number: Any, check: Callable[[], None]) -> Any:
+        while not self.go.wait(0.01):
+            check()
+        if number[0] == -9:
+            raise ImageRefused("too_complex", "in the end")
+        return -number
+
+    def interrupt(self) -> None:
+        self.go.set()
+
+
+@pytest.fixture
+def runner() -> Iterator[StageRunner]:
+    made = StageRunner(Long, WITH_STATUS)
+    yield made
+    made.close()
+
+
+def execute(runner: StageRunner, *requests: Request) -> list[Any]:
+    """What ``execute`` returns at once: None for what is answered later."""
+    return list(runner.adapter.execute(requests))
+
+
+def stage(runner: StageRunner) -> Long:
+    assert isinstance(runner.adapter.stage, Long)
+    return runner.adapter.stage
+
+
+def test_neighbours_do_not_wait_for_it_nor_does_it_lose_its_own(runner: StageRunner) -> None:
+    late = numbers(1, -2, 3, status=[b"", b"", b"old: told"], on_bad_image="mask")
+    before, nothing, behind = execute(runner, numbers(5, status=[b""]), late, numbers(6, status=[b""]))
+    assert (before.outputs["OUT"], behind.outputs["OUT"]) == (5, 6)
+    assert nothing is None
+    assert late.sender is not None
+    assert late.sender.answer is None
+    stage(runner).go.set()
+    answer = late.sender.wait()
+    assert answer.outputs["OUT"].ravel().tolist() == [1, 2, 0]
+    assert answer.outputs["STATUS"].ravel().tolist() == [b"", b"", b"old: told"]
+
+
+def test_what_is_refused_in_the_end_is_told_like_any_refusal(runner: StageRunner) -> None:
+    stage(runner).go.set()
+    masked, failed = numbers(-9, -1, status=[b"", b""], on_bad_image="mask"), numbers(2, -9, status=[b"", b""])
+    answers = runner.execute([masked, failed])
+    assert answers[0].outputs["STATUS"].ravel().tolist() == [b"too_complex: in the end", b""]
+    assert (answers[1].error, answers[1].code) == ("image 1: too_complex: in the end", "INVALID_ARG")
+    counters = runner.close()
+    assert counters["triton_vision_refusals_total", "numbers", "too_complex"] == 2
+
+
+def test_more_than_there_is_patience_for_is_turned_away(runner: StageRunner) -> None:
+    waiting = [numbers(-1, status=[b""]) for _ in range(4)]
+    answers = execute(runner, *waiting)
+    # One is at work, and a second may wait: six seconds of work exceed the patience of four.
+    assert [answer is None for answer in answers] == [True, True, False, False]
+    assert answers[2].code == "UNAVAILABLE"
+    assert answers[2].error.startswith("Exceeds maximum queue size: an answer would take about 9.0 s")
+    assert execute(runner, numbers(1, status=[b""]))[0].outputs["OUT"] == 1
+
+
+@pytest.mark.parametrize(("cancelled", "timeout_us", "code"), [(True, 0, "CANCELLED"), (False, 1000, "UNAVAILABLE")])
+def test_it_is_left_when_nobody_waits_for_it(runner: StageRunner, cancelled: bool, timeout_us: int, code: str) -> None:
+    request = numbers(-1, status=[b""])
+    request.timeout_us = timeout_us
+    assert execute(runner, request) == [None]
+    assert request.sender is not None
+    request.cancelled = cancelled
+    assert request.sender.wait().code == code
+
+
+def test_unloading_answers_everything_that_is_left() -> None:
+    runner = StageRunner(Long, WITH_STATUS)
+    stage(runner).interrupt = lambda: None  # type: ignore[method-assign]
+    waiting = [numbers(-1, status=[b""]) for _ in range(2)]
+    assert execute(runner, *waiting) == [None, None]
+    runner.close()
+    for request in waiting:
+        assert request.sender is not None
+        assert request.sender.wait().code == "UNAVAILABLE"
+        assert "is being unloaded" in request.sender.wait().error
+
+
+def test_a_large_image_is_decoded_beside_small_ones_to_the_same_pixels() -> None:
+    large, small = encoded(noise(1, (4000, 3000)), "PNG", compress_level=1), jpeg(2)
+    runner = StageRunner(Preprocess, PREPROCESS)
+    late = images(large, small, b"junk", on_bad_image="mask")
+    first, answer = runner.execute([images(small), late])
+    assert late.sender is not None
+    np.testing.assert_array_equal(answer.outputs["PIXELS"][1], first.outputs["PIXELS"][0])
+    assert [bool(text) for text in answer.outputs["STATUS"].ravel()] == [False, False, True]
+    np.testing.assert_array_equal(answer.outputs["PIXELS"][0], read_pixels(large))
+    runner.close()
+
+
+def test_the_time_for_one_image_is_bounded_and_its_neighbours_are_answered() -> None:
+    text = b"P3\n300 300\n255\n" + b"#\n" * 500_000
+    runner = StageRunner(Preprocess, PREPROCESS + parameter("max_seconds", "0.2"))
+    answer = runner.execute([images(jpeg(1), text, jpeg(2), on_bad_image="mask")])[0]
+    status = answer.outputs["STATUS"].ravel().tolist()
+    assert status == [b"", b"too_complex: decoding takes more than 0.2 s (the server's max_seconds)", b""]
+    runner.close()
+
+
+def test_a_request_is_bounded_in_total_and_nobody_s_text_comes_back() -> None:
+    runner = StageRunner(Preprocess, PREPROCESS + parameter("max_request_bytes", "1000"))
+    answer = runner.execute([images(bytes(600), bytes(600))])[0]
+    assert (answer.code, "1200 bytes, and at most 1000" in answer.error) == ("INVALID_ARG", True)
+    answer = runner.execute([images(b"x", on_bad_image="y" * 100_000)])[0]
+    assert len(answer.error) < 200
+    runner.close()
+    runner = StageRunner(Long, WITH_STATUS)
+    for text in (b"no reason", b"too: \x1b[31m", b"a: " + b"x" * 1000, b"\xff: x", bytes(70_000)):
+        answer = runner.execute([numbers(1, status=[text])])[0]
+        assert (answer.code, answer.error[:12]) == ("INVALID_ARG", "input STATUS")
+    runner.close()
+
+
+def test_a_lane_ends_when_it_is_idle() -> None:
+    lane, done = Lane("one", 1.0), threading.Event()
+    lane.put(0.0, done.set)
+    assert done.wait(10)
+    lane.close()
+    assert not [thread for thread in threading.enumerate() if thread.name == "one"]
+
+
+def page(folder: Path, wait: float, room: float, age: float = 0.0) -> Path:
+    path = run.page_path(folder, "numbers")
+    content = run.PAGE.pack(time.monotonic() - age, wait, room)
+    if path.exists():
+        with path.open("r+b") as file:
+            file.write(content)
+    else:
+        path.write_bytes(content)
+    return path
+
+
+def test_the_gate_admits_what_can_be_answered_in_time(tmp_path: Path) -> None:
+    gate = Gate(page(tmp_path, 2.0, 3.0))
+    gate.admit(2, 0.0)
+    gate.admit(2, 5.0)
+    for timeout in (0.0, 9.0):
+        with pytest.raises(Overloaded, match=r"about 2\.0 s"):
+            gate.admit(1, timeout)
+    page(tmp_path, 2.0, 3.0)
+    gate.admit(1, 0.0)
+    with pytest.raises(Overloaded):
+        gate.admit(1, 1.5)
+    page(tmp_path, 2.0, 0.0, age=5.0)
+    gate.admit(1, 1.5)  # nobody writes it any more
+
+
+def test_a_stage_finds_its_gate_and_refuses_before_it_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert find_gate("numbers") is None
+    monkeypatch.setenv(run.VARIABLE, str(tmp_path))
+    assert find_gate("numbers") is None
+    page(tmp_path, 4.5, 1.0)
+    runner = StageRunner(Long, WITH_STATUS)
+    good, turned_away = runner.execute([numbers(1, status=[b""]), numbers(2, status=[b""])])
+    assert good.outputs["OUT"] == 1
+    assert (turned_away.code, "about 4.5 s" in turned_away.error) == ("UNAVAILABLE", True)
+    runner.close()
