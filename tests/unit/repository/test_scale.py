@@ -56,7 +56,7 @@ def test_numbers_are_taken_as_they_are_and_the_rest_of_the_configuration_stays(t
 def test_a_batch_of_the_largest_images_fits_into_shared_memory(
     tmp_path: Path, shm: int, more: dict[str, str], batch: int | None
 ) -> None:
-    asked = read_model(model(tmp_path, "max_batch_size: 32" + ask(instances="3", largest_batch="auto", **more)), None)
+    asked = read_model(model(tmp_path, "max_batch_size: 32 " + ask(instances="3", largest_batch="auto", **more)), None)
     if batch == 0:
         with pytest.raises(RepositoryError, match="one: parameters max_bytes"):
             scaled(asked, 2, shm << 20)
