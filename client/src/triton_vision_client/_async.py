@@ -56,8 +56,11 @@ class AsyncImageClient(AsyncCalls):
         fallback: Optional[Fallback] = None,
         observer: Optional[Observer] = None,
         transport: str = "grpc",
+        shm_token: Optional[str] = None,
     ) -> None:
-        super().__init__(Settings.of(url, model, tls, headers, timeout, retry, fallback, observer, transport))
+        super().__init__(
+            Settings.of(url, model, tls, headers, timeout, retry, fallback, observer, transport, shm_token)
+        )
 
     async def classify(
         self,

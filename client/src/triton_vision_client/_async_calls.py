@@ -13,7 +13,7 @@ import grpc
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from triton_vision_client._balancer import Balancer, Member
-from triton_vision_client._calls import ANSWERS, Attempts, Call
+from triton_vision_client._calls import ANSWERS, Attempts, Call, Metadata
 from triton_vision_client._cancelling import LateError
 from triton_vision_client._client import (
     IN_USE_PAUSE_S,
@@ -335,20 +335,21 @@ class AsyncCalls(BaseClient):
         region = regions.unknown_to(call, member)
         if region is None:
             return
+        metadata = self._settings.for_shared_memory(call.metadata)
         if regions.meets(member):
-            self._later(self._clear_after_others(call, connection, member))
+            self._later(self._clear_after_others(metadata, connection, member))
         stale = [left for left in self._stale if left.member.address == member.address]
         self._stale = [left for left in self._stale if left not in stale]
         for left in (*stale, *regions.left_at(member)):
             self._later(self._unregister(left._replace(member=member)))
         send = connection.stub.SystemSharedMemoryRegister
-        regions.tells(member, region.name, call.metadata)
+        regions.tells(member, region.name, metadata)
         try:
-            await send(region.registration(), timeout=attempts.register_timeout(member), metadata=call.metadata)
+            await send(region.registration(), timeout=attempts.register_timeout(member), metadata=metadata)
         except grpc.RpcError as error:
-            regions.heard(region, member, call.metadata, error)
+            regions.heard(region, member, metadata, error)
         else:
-            regions.heard(region, member, call.metadata, None)
+            regions.heard(region, member, metadata, None)
 
     async def _unregister(self, left: Left) -> bool:
         """Tells a server that a region is gone; whether it has refused, because it still reads it."""
@@ -386,14 +387,14 @@ class AsyncCalls(BaseClient):
             if lefts:
                 await asyncio.sleep(IN_USE_PAUSE_S)
 
-    async def _clear_after_others(self, call: Call, connection: Connection, member: Member) -> None:
+    async def _clear_after_others(self, metadata: Metadata, connection: Connection, member: Member) -> None:
         """Tells a server of the regions that processes have left which are gone."""
         with suppress(grpc.RpcError):  # whatever it is, registering will say so
             status = await connection.stub.SystemSharedMemoryStatus(
-                service_pb2.SystemSharedMemoryStatusRequest(), timeout=UNREGISTER_S, metadata=call.metadata
+                service_pb2.SystemSharedMemoryStatusRequest(), timeout=UNREGISTER_S, metadata=metadata
             )
             for name in left_over(list(status.regions)):
-                await self._unregister(Left(name, member, call.metadata))
+                await self._unregister(Left(name, member, metadata))
 
     def _later(self, work: Coroutine[Any, Any, object]) -> asyncio.Future[Any]:
         """Does something without waiting for it; the loop itself keeps no task alive."""

@@ -20,6 +20,10 @@ LOG = logging.getLogger("triton_vision_client")
 REFUSED_S = 30.0
 # What Triton answers while a request reads the region, which may be so for a moment after its answer.
 IN_USE = "in use"
+WANTS_TOKEN = (
+    "it wants another token for that, or has closed it. Start the server with --shm-token-file, and give the client "
+    "that token (shm_token=); or start the server with --shm-open"
+)
 
 
 class Left(NamedTuple):
@@ -117,11 +121,12 @@ class Regions:
             with self._lock:
                 self._doubtful.get(member, set()).discard(region.name)
                 self.told.get(member, {}).pop(region.name, None)
+            details = error.details() or ""
             LOG.log(
                 logging.WARNING if first else logging.DEBUG,
-                "%s takes no shared memory from here, so images go over gRPC (%s)",
+                "%s takes no shared memory from here, so images go over gRPC: %s",
                 member.address,
-                error.details(),
+                WANTS_TOKEN if "restricted" in details.lower() else details,
             )
 
     def spares(self, member: Member) -> bool:

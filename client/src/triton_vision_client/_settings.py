@@ -30,6 +30,8 @@ IDS_FLAGS = r"(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}"
 TRACEPARENT = re.compile(rf"00-{IDS_FLAGS}|(?!00|ff)[0-9a-f]{{2}}-{IDS_FLAGS}(-[!-~]*)?")
 # A version to come may have more than the 55 characters of today's, but servers take 8 KiB of headers in all.
 LONGEST_TRACE = 512
+# In which `triton-vision serve` wants the token for shared memory.
+SHM_HEADER = "triton-grpc-protocol-shm"
 LOG = logging.getLogger("triton_vision_client")
 
 # Takes the image as the caller gave it and why no server has answered; gives the answer to use instead.
@@ -50,6 +52,7 @@ class Settings:
     fallback: Optional[Callable[[Any, VisionClientError], Any]] = None
     observer: Observer = field(default=NOBODY)
     shared_memory: bool = False
+    shm_metadata: Metadata = ()
 
     @classmethod
     def of(
@@ -63,6 +66,7 @@ class Settings:
         fallback: Optional[Fallback] = None,
         observer: Optional[Observer] = None,
         transport: str = "grpc",
+        shm_token: Optional[str] = None,
     ) -> Settings:
         """Checks what a caller gave; raises ValueError for what cannot work, OSError for an unreadable certificate."""
         if not isinstance(url, (str, Sequence)) or isinstance(url, (bytes, bytearray)):
@@ -75,6 +79,8 @@ class Settings:
         check_model(model)
         if transport not in ("grpc", "shm"):
             raise ValueError(f"transport is 'grpc' or 'shm', not {transport!r}")
+        if shm_token is not None and transport != "shm":
+            raise ValueError("shm_token is for transport='shm', which sends images through shared memory")
         for name, value, kind in (
             ("tls", tls, TLSConfig),
             ("retry", retry, RetryPolicy),
@@ -86,16 +92,20 @@ class Settings:
             raise TypeError(f"fallback is a function of an image and an error, not {type(fallback).__name__}")
         if tls is not None:
             tls.check()
+        given = check_headers(headers)
+        if shm_token is not None:
+            given = tuple({**dict(given), **dict(check_headers({SHM_HEADER: shm_token}))}.items())
         return cls(
             tuple(dict.fromkeys(urls)),
             model,
             tls,
-            check_headers(headers),
+            tuple(entry for entry in given if entry[0] != SHM_HEADER),
             check_timeout(timeout),
             retry or RetryPolicy(),
             fallback,
             observer or NOBODY,
             transport == "shm",
+            tuple(entry for entry in given if entry[0] == SHM_HEADER),
         )
 
     def credentials(self) -> Any:
@@ -112,6 +122,10 @@ class Settings:
         if credentials is None:
             return api.insecure_channel(member.address, options=options)
         return api.secure_channel(member.address, credentials, options=options)
+
+    def for_shared_memory(self, metadata: Metadata) -> Metadata:
+        """The metadata for telling a server of a call's shared memory: with the token, which no other call carries."""
+        return tuple({**dict(self.shm_metadata), **dict(metadata)}.items()) if self.shm_metadata else metadata
 
     def with_headers(self, headers: Optional[Mapping[str, str]], traceparent: Optional[str]) -> Metadata:
         """One call's metadata: the client's, the call's own in their place, and the trace that it belongs to."""

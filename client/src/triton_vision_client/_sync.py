@@ -50,6 +50,8 @@ class ImageClient(SyncCalls):
         observer: is told of calls, retries and ejections; see ``PrometheusObserver``.
         transport: ``shm`` passes images through shared memory, for servers on this very host; where one refuses, they
             go over gRPC, and a log line says so.
+        shm_token: what such a server wants for that (``serve``'s ``--shm-token-file``); sent with no other call. Also
+            taken from ``headers``, under ``triton-grpc-protocol-shm``.
 
     Raises:
         ValueError: an argument cannot work.
@@ -68,8 +70,11 @@ class ImageClient(SyncCalls):
         fallback: Optional[SyncFallback] = None,
         observer: Optional[Observer] = None,
         transport: str = "grpc",
+        shm_token: Optional[str] = None,
     ) -> None:
-        super().__init__(Settings.of(url, model, tls, headers, timeout, retry, fallback, observer, transport))
+        super().__init__(
+            Settings.of(url, model, tls, headers, timeout, retry, fallback, observer, transport, shm_token)
+        )
 
     def classify(
         self,

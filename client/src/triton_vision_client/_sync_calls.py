@@ -13,7 +13,7 @@ import grpc
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from triton_vision_client._balancer import Member
-from triton_vision_client._calls import Attempts, Call
+from triton_vision_client._calls import Attempts, Call, Metadata
 from triton_vision_client._client import (
     CLOSE_S,
     IN_USE_PAUSE_S,
@@ -171,30 +171,31 @@ class SyncCalls(BaseClient):
         region = self._regions.unknown_to(call, member)
         if region is None:
             return
+        metadata = self._settings.for_shared_memory(call.metadata)
         if self._regions.meets(member):
-            self._clear_after_others(call, connection, member)
+            self._clear_after_others(metadata, connection, member)
         for left in self._regions.left_at(member):
             self._unregister(left)
         send = connection.stub.SystemSharedMemoryRegister
-        self._regions.tells(member, region.name, call.metadata)
+        self._regions.tells(member, region.name, metadata)
         try:
-            send(region.registration(), timeout=attempts.register_timeout(member), metadata=call.metadata)
+            send(region.registration(), timeout=attempts.register_timeout(member), metadata=metadata)
         except grpc.RpcError as error:
-            self._regions.heard(region, member, call.metadata, error)
+            self._regions.heard(region, member, metadata, error)
         else:
-            self._regions.heard(region, member, call.metadata, None)
+            self._regions.heard(region, member, metadata, None)
 
-    def _clear_after_others(self, call: Call, connection: Connection, member: Member) -> None:
+    def _clear_after_others(self, metadata: Metadata, connection: Connection, member: Member) -> None:
         """Tells a server, without waiting, of the regions that processes have left which are gone."""
 
         def told(answer: Any) -> None:
             # Whatever is wrong, registering will say so.
             if not answer.cancelled() and answer.exception() is None and not self._closed:
                 for name in left_over(list(answer.result().regions)):
-                    self._unregister(Left(name, member, call.metadata))
+                    self._unregister(Left(name, member, metadata))
 
         asked = connection.stub.SystemSharedMemoryStatus.future(
-            service_pb2.SystemSharedMemoryStatusRequest(), timeout=UNREGISTER_S, metadata=call.metadata
+            service_pb2.SystemSharedMemoryStatusRequest(), timeout=UNREGISTER_S, metadata=metadata
         )
         asked.add_done_callback(told)
 

@@ -11,6 +11,8 @@ import time
 from collections.abc import Sequence
 
 from triton_vision.cli.connection import add_connection_options, client_arguments
+from triton_vision.cli.output import complain
+from triton_vision.terminal import printable
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -39,15 +41,15 @@ def run(args: argparse.Namespace) -> int:
     from triton_vision.cli.classify import find_files
 
     if args.callers < 1 or not 0 < args.seconds <= 3600:
-        print("error: --callers must be at least 1, and --seconds above 0 and at most 3600", file=sys.stderr)
+        complain("--callers must be at least 1, and --seconds above 0 and at most 3600")
         return 2
     try:
         images = [_content(path) for path in find_files(args.paths)]
     except OSError as error:
-        print(f"error: {error}", file=sys.stderr)
+        complain(error)
         return 2
     if not images:
-        print(f"error: there are no files in {', '.join(args.paths)}", file=sys.stderr)
+        complain(f"there are no files in {', '.join(args.paths)}")
         return 2
 
     try:
@@ -55,14 +57,14 @@ def run(args: argparse.Namespace) -> int:
         # Also warms up. A folder of photos may hold a text about them.
         served = [result.source for result in client.classify_many(images) if result.error is None]
     except (ValueError, OSError, VisionClientError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        complain(error)
         return 2
     if len(served) < len(images):
         print(
             f"left out: {len(images) - len(served)} of {len(images)} files, which the server refuses", file=sys.stderr
         )
     if not served:
-        print("error: no image is left to measure with", file=sys.stderr)
+        complain("no image is left to measure with")
         return 2
     images = served
     latencies: list[list[float]] = [[] for _ in range(args.callers)]
@@ -94,15 +96,15 @@ def run(args: argparse.Namespace) -> int:
         for thread in threads:
             thread.join()
     if failures:
-        print(f"error: {failures[0]}", file=sys.stderr)
+        complain(failures[0])
         return 2
     merged = sorted(value for part in latencies for value in part)
     if not merged:
-        print("error: no call ended in time: allow more --seconds", file=sys.stderr)
+        complain("no call ended in time: allow more --seconds")
         return 2
     p50, p90, p99 = (1000 * percentile(merged, share) for share in (0.50, 0.90, 0.99))
     print(
-        f"{args.model}: {len(merged) / args.seconds:.1f} images/s with {args.callers} callers; "
+        f"{printable(args.model)}: {len(merged) / args.seconds:.1f} images/s with {args.callers} callers; "
         f"latency P50 {p50:.1f} ms, P90 {p90:.1f} ms, P99 {p99:.1f} ms ({len(merged)} images)"
     )
     return 0

@@ -15,7 +15,7 @@ from triton_vision.cli.find import find_files
 from triton_vision.cli.inputs import Inputs
 from triton_vision.cli.interrupt import Interrupts, Stopped
 from triton_vision.cli.lists import ListError
-from triton_vision.cli.output import Output, OutputError
+from triton_vision.cli.output import Output, OutputError, complain
 from triton_vision.cli.progress import Count, Progress
 from triton_vision.cli.rows import CsvRows, JsonRows, Rows, TableRows, path_of
 from triton_vision.terminal import printable
@@ -85,9 +85,9 @@ def run(args: argparse.Namespace) -> int:
         return READER_LEFT
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
-        print(f"error: {where}{error.strerror or error}", file=sys.stderr)
+        complain(f"{where}{error.strerror or error}")
     except (VisionClientError, ValueError, OutputError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        complain(error)
     return 2
 
 
@@ -116,7 +116,7 @@ class _Run:
             if isinstance(error, BrokenPipeError):
                 raise
             came = f"; {self._how_far()}" if self._progress.done else ""
-            print(f"error: {error}{came}", file=sys.stderr)
+            complain(f"{error}{came}")
             return 2
         summary = self._progress.summary()
         if summary is not None:

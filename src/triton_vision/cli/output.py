@@ -12,6 +12,12 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 
 from triton_vision.cli.find import FileId
+from triton_vision.terminal import printable
+
+
+def complain(text: object) -> None:
+    """Says on standard error what is wrong, in one line that commands no terminal, whatever names it holds."""
+    print(f"error: {printable(str(text))}", file=sys.stderr)
 
 
 class OutputError(Exception):

@@ -42,6 +42,19 @@ class Ready(Scripted):
     def ServerMetadata(self, request: Any, context: Any) -> Any:  # noqa: ARG002, N802 - the protocol's
         return service_pb2.ServerMetadataResponse(name=self.name, version=self.version)
 
+    def RepositoryIndex(self, request: Any, context: Any) -> Any:  # noqa: ARG002, N802 - the protocol's
+        if not self.token or dict(context.invocation_metadata()).get("token") != self.token:
+            context.abort(CODE.UNAVAILABLE, "This protocol is restricted, expecting header 'token'")
+        index = service_pb2.RepositoryIndexResponse()
+        index.models.add(name="m", version="1", state="READY")
+        index.models.add(name="n", version="1", state="UNAVAILABLE")
+        return index
+
+    def ModelStatistics(self, request: Any, context: Any) -> Any:  # noqa: ARG002, N802 - the protocol's
+        statistics = service_pb2.ModelStatisticsResponse()
+        statistics.model_stats.add(name="m", version="1")
+        return statistics
+
     def ServerLive(self, request: Any, context: Any) -> Any:  # noqa: N802 - the protocol's
         return self.live(request, context) if self.live else service_pb2.ServerLiveResponse(live=True)
 

@@ -6,6 +6,9 @@ import asyncio
 import contextlib
 import itertools
 import socket
+import subprocess
+import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -64,6 +67,157 @@ def test_what_each_answer_means(code: Any, details: str, kind: type[Exception], 
     error = typed(code, details)
     assert isinstance(error, kind)
     assert words in str(error)
+
+
+REGION = "triton_python_backend_shm_region_5a1c"
+NO_ROOM = (
+    f"in ensemble 'm', Failed to process the request(s) for model instance 'm_0_0', message: Failed to increase the "
+    f"shared memory pool size for key '{REGION}' to 67108864 bytes. If you are running Triton inside docker, use "
+    "'--shm-size' flag to control the shared memory region size. Error: No space left on device"
+)
+
+
+@pytest.mark.parametrize(
+    ("code", "details", "kept"),
+    [
+        (CODE.INTERNAL, NO_ROOM, "no room"),
+        (CODE.INTERNAL, f"Unable to open shared memory region: '/{REGION}', errno 2", "Unable to open"),
+        (CODE.INTERNAL, "Stub process 'm_0_0' is not healthy: /opt/models/m/1/model.py", "is not healthy"),
+        (CODE.INTERNAL, "ZeroDivisionError: division\n\nAt:\n  /opt/models/m/1/model.py(12): execute\n", "division"),
+        (CODE.INVALID_ARGUMENT, "cannot read '/opt/models/m/labels.txt'", "cannot read"),
+        (CODE.UNKNOWN, "b'/tmp/python_env/bin/x' failed", "failed"),
+    ],
+)
+def test_nobody_hears_of_a_server_s_paths_and_regions(code: Any, details: str, kept: str) -> None:
+    error = str(typed(code, details))
+    assert kept in error
+    assert not any(told in error for told in (REGION, "/opt", "/tmp", "model.py"))
+
+
+def test_what_is_no_path_stays(start: Start) -> None:  # noqa: ARG001
+    assert "images/s, 3/4, http://host/v2/models" in str(typed(CODE.INTERNAL, "images/s, 3/4, http://host/v2/models"))
+
+
+def test_a_request_without_room_is_tried_again_and_a_batch_image_by_image(start: Start) -> None:
+    asked: list[int] = []
+
+    def little_room(request: Any, context: Any) -> Any:
+        asked.append(request.inputs[0].shape[0])
+        if asked[-1] > 1 or len(asked) == 1:
+            context.abort(CODE.INTERNAL, NO_ROOM)
+        return answer(request, context)
+
+    url, _ = start(little_room)
+    policy = RetryPolicy(attempts=2, initial=0.01)
+    with ImageClient(url, retry=policy) as client:
+        assert client.classify(b"x").predictions[0].class_id == 1
+        assert asked == [1, 1]
+        assert [result.predictions[0].class_id for result in client.classify_many([b"x", b"xx", b"xxx"])] == [1, 2, 3]
+        assert asked[2:] == [3, 3, 1, 1, 1]
+
+    async def twin() -> list[int]:
+        async with AsyncImageClient(url, retry=policy) as client:
+            return [result.predictions[0].class_id async for result in client.classify_many([b"x", b"xx"])]
+
+    assert asyncio.run(twin()) == [1, 2]
+
+
+def test_what_never_finds_room_says_what_to_do(start: Start) -> None:
+    url, _ = start(abort(CODE.INTERNAL, NO_ROOM))
+    with ImageClient(url, retry=ONCE) as client, pytest.raises(ServerOverloadedError, match="send fewer or smaller"):
+        client.classify(b"x")
+
+
+def test_a_broken_model_is_the_cause_though_the_last_try_was_late(start: Start) -> None:
+    asked: list[int] = []
+
+    def dead(request: Any, context: Any) -> Any:
+        asked.append(1)
+        if len(asked) % 2:
+            context.abort(CODE.INTERNAL, "Stub process 'm_0_0' is not healthy.")
+        release.wait(5)
+        return answer(request, context)
+
+    release = threading.Event()
+    url, _ = start(dead)
+    with ImageClient(url, timeout=0.5, retry=ONCE) as client, pytest.raises(ServerUnavailableError, match="broken"):
+        client.classify(b"x")
+    assert len(asked) == 2
+
+    async def twin() -> None:
+        async with AsyncImageClient(url, timeout=0.5, retry=ONCE) as client:
+            await client.classify(b"x")
+
+    with pytest.raises(ServerUnavailableError, match="broken"):
+        asyncio.run(twin())
+    release.set()
+
+
+def test_a_process_without_descriptors_says_so(start: Start) -> None:
+    url, _ = start(answer)
+    program = f"""
+import os, resource
+from triton_vision_client import ImageClient, ServerUnavailableError
+
+with ImageClient({url!r}, timeout=2) as before:
+    before.classify(b"x")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+    held = []
+    try:
+        while True:
+            held.append(os.open(os.devnull, os.O_RDONLY))
+    except OSError:
+        pass
+    for address in ({url!r}, "localhost:{url.rpartition(":")[2]}"):
+        client = ImageClient(address, timeout=2)
+        try:
+            client.classify(b"x")
+        except ServerUnavailableError as error:
+            assert "no file descriptor left" in str(error) and "ulimit -n" in str(error), error
+        else:
+            raise AssertionError
+    for descriptor in held:
+        os.close(descriptor)
+    client.classify(b"x")
+    client.close()
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+
+
+def test_a_thousand_callers_do_not_hammer_a_server_that_is_full(start: Start) -> None:
+    url, servicer = start(abort(CODE.UNAVAILABLE, "in ensemble 'm', Exceeds maximum queue size: about 3.2 s"))
+    failures: list[ServerOverloadedError] = []
+    with ImageClient(url, timeout=10) as client:
+
+        def call() -> None:
+            for _ in range(20):
+                with pytest.raises(ServerOverloadedError, match=r"queue of .* is full") as raised:
+                    client.classify(b"x")
+                failures.append(raised.value)
+
+        threads = [threading.Thread(target=call) for _ in range(50)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert len(failures) == 1000
+    # What the calls have earned, and the reserve.
+    assert len(servicer.requests) <= 1000 + 0.2 * 1000 + 20
+
+
+def test_models_without_the_index(start: Start) -> None:
+    url, servicer = start(answer)
+    with ImageClient(url) as client:
+        assert [(model.name, model.ready) for model in client.models()] == [("m", True)]
+
+    async def twin() -> list[str]:
+        async with AsyncImageClient(url) as client:
+            return [model.name for model in await client.models()]
+
+    assert asyncio.run(twin()) == ["m"]
+    servicer.token = "t"
+    with ImageClient(url, headers={"token": "t"}) as client:
+        assert [(model.name, model.ready) for model in client.models()] == [("m", True), ("n", False)]
 
 
 class Status(grpc.RpcError):
