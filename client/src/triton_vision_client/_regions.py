@@ -21,8 +21,7 @@ REFUSED_S = 30.0
 # What Triton answers while a request reads the region, which may be so for a moment after its answer.
 IN_USE = "in use"
 WANTS_TOKEN = (
-    "it wants another token for that, or has closed it. Start the server with --shm-token-file, and give the client "
-    "that token (shm_token=); or start the server with --shm-open"
+    ": start it with --shm-token-file, and give the client that token (shm_token=); or start it with --shm-open"
 )
 
 
@@ -124,9 +123,10 @@ class Regions:
             details = error.details() or ""
             LOG.log(
                 logging.WARNING if first else logging.DEBUG,
-                "%s takes no shared memory from here, so images go over gRPC: %s",
+                "%s takes no shared memory from here, so images go over gRPC (%s)%s",
                 member.address,
-                WANTS_TOKEN if "restricted" in details.lower() else details,
+                details,
+                WANTS_TOKEN if "restricted" in details.lower() else "",
             )
 
     def spares(self, member: Member) -> bool:
