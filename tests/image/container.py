@@ -14,6 +14,8 @@ SAFE = (
     *("--security-opt", "no-new-privileges"),
     *("--shm-size", "64m"),
 )
+# The base's Triton is one that callers can crash, so serve must be told that others may reach it.
+EXPOSE = "--expose"
 # The image's own health check, asked more often so that a test need not wait.
 OFTEN = ("--health-interval", "1s")
 HEALTH_S = 120.0
@@ -30,7 +32,9 @@ class Container:
     def __init__(self, engine: Engine, image: str, *arguments: str, options: tuple[str, ...] = ()) -> None:
         self.engine = engine
         published = ("--publish", "127.0.0.1::8000", "--publish", "127.0.0.1::8001", "--publish", "127.0.0.1::8002")
-        self.name = engine.docker("run", "--detach", *SAFE, *OFTEN, *published, *options, image, *arguments).strip()
+        self.name = engine.docker(
+            "run", "--detach", *SAFE, *OFTEN, *published, *options, image, EXPOSE, *arguments
+        ).strip()
 
     def __enter__(self) -> Container:
         return self

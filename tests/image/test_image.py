@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import tarfile
 import tempfile
 import time
@@ -21,7 +22,7 @@ from tritonclient import grpc as triton
 
 from tests.conftest import ROOT, SAMPLES, jpeg
 from tests.image.conftest import CANARY
-from tests.image.container import SAFE, Container
+from tests.image.container import EXPOSE, SAFE, Container
 from tests.image.engine import KEPT, Engine
 
 LITE = "ensemble_lite"
@@ -109,9 +110,16 @@ def test_the_volume_belongs_to_the_user_and_nothing_else_does(engine: Engine, im
 
 
 def test_arguments_after_the_image_are_those_of_serve(engine: Engine, image: str) -> None:
-    done = engine.try_docker("run", "--rm", *SAFE, image, "--config-name", "no_such_variant")
+    done = engine.try_docker("run", "--rm", *SAFE, image, EXPOSE, "--config-name", "no_such_variant")
     assert done.returncode == 2
     assert "no_such_variant" in done.stderr
+
+
+def test_a_base_that_strangers_can_crash_is_not_exposed_unasked(engine: Engine, image: str) -> None:
+    done = engine.try_docker("run", "--rm", *SAFE, image)
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: everyone who reaches gRPC on 0.0.0.0 could crash Triton 2.51.0 by ")
+    assert "--expose" in done.stderr
 
 
 # -- What it does --------------------------------------------------------------------------------------------------
@@ -177,9 +185,12 @@ def test_no_process_has_a_right_or_root(container: Container) -> None:
 
 
 @pytest.mark.parametrize("model", ["preprocess", "postprocess"])
-def test_a_dead_stub_makes_it_unhealthy(engine: Engine, image: str, model: str) -> None:
+def test_a_dead_stub_is_replaced_and_where_it_is_not_makes_it_unhealthy(engine: Engine, image: str, model: str) -> None:
     with Container(engine, image) as running:
         running.wait_ready()
+        # A keeper that does nothing, as long as it is stopped.
+        serve = running.state()["Pid"]
+        os.kill(serve, signal.SIGSTOP)
         code, told = running.execute("python3", "-c", KILL_STUB, model)
         assert code == 0, told
         assert "killed" in told
@@ -189,6 +200,10 @@ def test_a_dead_stub_makes_it_unhealthy(engine: Engine, image: str, model: str) 
         # Triton's own readiness has noticed nothing, which is why the health check asks for an answer.
         with urllib.request.urlopen(f"http://{running.address(8000)}/v2/models/ensemble/ready", timeout=10) as answer:
             assert answer.status == 200
+        os.kill(serve, signal.SIGCONT)
+        running.wait_health("healthy")
+        assert re.search(rf"^error: {model}: .* died; replacing the model's processes$", running.logs(), re.MULTILINE)
+        assert running.logs().count("\nready: ") == 1
 
 
 def test_another_port_and_another_ensemble_are_watched_where_told(engine: Engine, image: str) -> None:

@@ -27,6 +27,8 @@ SETTLED_S = 1.0
 # A model that grows again after its regions were given back keeps them for longer each time; for less long while
 # others may need the memory, because /dev/shm is more than half full.
 LEAST_INTERVAL_S, SHORT_INTERVAL_S, MOST_INTERVAL_S = 30.0, 60.0, 900.0
+# New stubs are looked for so often: after a renewal, or when a model was loaded through the API.
+SEARCH_S = 1.0
 # By then Triton has let go of a process that was replaced.
 HEALED_S = 5.0
 
@@ -108,7 +110,7 @@ class Tending:
     """
 
     def __init__(self, server: int, index: Callable[[], Index], tell: Callable[[str], None], timeout: float) -> None:
-        self._watch = StubWatch(server)
+        self._watch = StubWatch(server, SEARCH_S)
         self._index, self._tell, self._timeout = index, tell, timeout
         self._renewal: Renewal | None = None
         self._healing: list[Stub] = []

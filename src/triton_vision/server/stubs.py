@@ -76,23 +76,28 @@ class StubWatch:
 
     Args:
         server: tritonserver's process id.
+        pause: seconds between two searches for new stubs, which read a file for each of its hundreds of threads.
     """
 
-    def __init__(self, server: int) -> None:
+    def __init__(self, server: int, pause: float = 0.0) -> None:
         self._tasks = Path(f"/proc/{server}/task")
+        self._pause = pause
+        self._searched = -pause
         self._known: dict[int, Stub] = {}
         self._dead_since: dict[int, float] = {}
         self._nameless: dict[int, float] = {}
 
     def look(self) -> list[Stub]:
         """Those that run now."""
-        running: dict[int, Stub] = {}
-        # The list of children may lack some while threads come and go.
-        for pid in {*self._children(), *self._known}:
-            stub = read_stub(pid)  # a zombie has no command line
-            if stub is not None and self._known.setdefault(pid, stub) == stub:
-                running[pid] = stub
         now = time.monotonic()
+        if now - self._searched >= self._pause:
+            self._searched = now
+            for pid in self._children():
+                stub = read_stub(pid)
+                if stub is not None:
+                    self._known.setdefault(pid, stub)
+        # A zombie has no command line, and another process of the same number another one.
+        running = {pid: stub for pid, stub in self._known.items() if read_stub(pid) == stub}
         for pid, stub in list(self._known.items()):
             if pid in running:
                 self._dead_since.pop(pid, None)

@@ -15,6 +15,7 @@ from typing import Any
 from triton_vision_client import ImageClient, VisionClientError
 
 from tests.deploy.script import ROOT, SCRIPT, Done, environment, free_ports, run, words
+from tests.image.container import EXPOSE
 
 PHOTO = (ROOT / "samples" / "coffee.jpg").read_bytes()
 # The stages' real network; ResNet-50 has random weights here, and is slow on a small machine.
@@ -63,7 +64,9 @@ class Deployment:
 
     def arguments(self, *more: str) -> list[str]:
         """Those of start: the image of the tests on the ports of this deployment, watched closely."""
-        return ["--image", self.docker.image, *words(self.ports), *OFTEN, "--ensemble", ENSEMBLE, *more]
+        told = [*more] if "--" in more else [*more, "--"]
+        told.insert(told.index("--") + 1, EXPOSE)
+        return ["--image", self.docker.image, *words(self.ports), *OFTEN, "--ensemble", ENSEMBLE, *told]
 
     def start(self, *more: str) -> Done:
         """Starts it; returns when it serves."""
