@@ -313,7 +313,6 @@ def test_a_server_that_would_not_survive_it_sees_no_call_cancelled(server: Trito
             stream = client.classify_many([PHOTO] * 100)
             await anext(stream)
             await stream.aclose()
-            assert client._in_air
             await idle(client)
             assert all(member.outstanding == 0 for member in client._balancer.members)
             call = asyncio.ensure_future(client.classify_many([PHOTO] * 16).__anext__())

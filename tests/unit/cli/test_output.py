@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from triton_vision.cli.find import find
-from triton_vision.cli.output import Output, OutputError
+from triton_vision.cli.output import Output, OutputError, complain
 
 
 def output(path: Path) -> Output:
@@ -101,3 +101,8 @@ def test_a_long_row_is_whole_though_the_pipe_is_short_and_does_not_block(tmp_pat
     assert not thread.is_alive(), "the pipe is still open"
     os.close(reader)
     assert bytes(got) == row
+
+
+def test_a_complaint_is_one_line_that_commands_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    complain(ValueError("no \x1b[31mred\r\n\u202e, and no byte \udcff"))
+    assert capsys.readouterr().err == "error: no \\x1b[31mred\\r\\n\\u202e, and no byte \\xff\n"
