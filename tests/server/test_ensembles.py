@@ -22,6 +22,7 @@ from triton_vision_client import ImageClient
 from tritonclient import grpc as triton
 
 from tests.conftest import ROOT, SAMPLES, encoded, jpeg, noise
+from tests.unit.stages import bombs
 from triton_vision.server import TritonServer
 from triton_vision.stages import REASONS
 
@@ -306,6 +307,23 @@ def mutations(count: int) -> list[bytes]:
                     data[min(spot, len(data) - 1)] = generator.integers(0, 256)
         made.append(bytes(data))
     return made
+
+
+def test_bombs_and_large_images_harm_nobody_in_their_request_or_batch(server: TritonServer) -> None:
+    photo, large = (SAMPLES / "coffee.jpg").read_bytes(), encoded(noise(1, (4000, 3000)), "PNG", compress_level=1)
+    expected = infer(server, LITE, [photo])[1][0, 0]
+    with ThreadPoolExecutor(8) as pool:
+        hostile = [
+            pool.submit(infer, server, LITE, [photo, data, photo], {"on_bad_image": "mask"})
+            for data in (bombs.many_scans(4000, 2000), large, bombs.inside_jpeg(b"\xff\xd8" * 6000), large)
+        ]
+        good = [pool.submit(infer, server, LITE, [photo]) for _ in range(40)]
+        assert [call.result()[1][0, 0] for call in good] == [expected] * 40
+    for call, refused in zip(hostile, (True, False, True, False), strict=True):
+        _, ids, _, status = call.result()
+        assert (ids[0, 0], ids[2, 0]) == (expected, expected)
+        assert status[1, 0].startswith(b"too_complex: ") == refused
+        assert (ids[1, 0] == -1) == refused
 
 
 def pillow_serves(data: bytes) -> bool:

@@ -240,8 +240,9 @@ def _tiff(data: bytes, limits: Limits) -> Structure:
     big = data[2:4] in (b"+\0", b"\0+")
     at = int(struct.unpack_from(order + ("Q" if big else "I"), data, 8 if big else 4)[0])
     count = int(struct.unpack_from(order + ("Q" if big else "H"), data, at)[0])
-    _segments(count, limits)
     entry, step, first = (order + "HHQH", 20, 8) if big else (order + "HHIH", 12, 2)
+    count = min(count, (len(data) - at - first) // step)
+    _segments(count, limits)
     values, compression = 0, 1
     for index in range(count):
         tag, kind, number, short = struct.unpack_from(entry, data, at + first + step * index)
