@@ -21,6 +21,7 @@ from tests.conftest import SAMPLES, jpeg
 from triton_vision.server import TritonServer
 from triton_vision.server.security import Security
 
+TOKEN = "secret-of-this-test"
 LITE = "ensemble_lite"
 PHOTO = (SAMPLES / "coffee.jpg").read_bytes()
 
@@ -121,7 +122,7 @@ def test_a_server_that_comes_back_is_told_again(repository: Path) -> None:
 
 
 def test_a_server_that_takes_none_gets_them_by_grpc(repository: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with TritonServer(repository, security=Security(tokens={"shm": "secret-of-this-test"})) as server:
+    with TritonServer(repository, security=Security(tokens={"shm": TOKEN})) as server:
         with (
             ImageClient(server.grpc_address, model=LITE, transport="shm") as client,
             caplog.at_level(logging.WARNING, "triton_vision_client"),
@@ -130,10 +131,20 @@ def test_a_server_that_takes_none_gets_them_by_grpc(repository: Path, caplog: py
                 assert client.classify(PHOTO).predictions[0].label == "espresso"
         (record,) = caplog.records
         assert "takes no shared memory from here, so images go over gRPC" in record.getMessage()
-        headers = {"triton-grpc-protocol-shm": "secret-of-this-test"}
-        with ImageClient(server.grpc_address, model=LITE, transport="shm", headers=headers) as client:
-            assert client.classify(PHOTO).predictions[0].label == "espresso"
+        assert "--shm-token-file, and give the client that token (shm_token=)" in record.getMessage()
+        for given in ({"shm_token": TOKEN}, {"headers": {"triton-grpc-protocol-shm": TOKEN}}):
+            with ImageClient(server.grpc_address, model=LITE, transport="shm", **given) as client:
+                assert client.classify(PHOTO).predictions[0].label == "espresso"
+                assert client._regions.told
         assert len(caplog.records) == 1
+
+        async def twin() -> None:
+            async with AsyncImageClient(server.grpc_address, model=LITE, transport="shm", shm_token=TOKEN) as client:
+                assert (await client.classify(PHOTO)).predictions[0].label == "espresso"
+                assert client._regions.told
+
+        asyncio.run(twin())
+        assert {model.name for model in ImageClient(server.grpc_address).models() if model.ready} >= {LITE}
 
 
 def test_what_a_killed_client_left_is_removed_by_the_next(server: TritonServer) -> None:

@@ -197,7 +197,8 @@ class AsyncImageClient(AsyncCalls):
                 for left in self._stale:
                     self._connection(left.member)
                 self._closed = True
-                await self._wait_for_last()
+                for pause in self._last_calls():
+                    await asyncio.sleep(pause)
                 await self._unregister_all()
         finally:
             self._closed = True

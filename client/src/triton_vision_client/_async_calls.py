@@ -14,11 +14,10 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from triton_vision_client._balancer import Balancer, Member
 from triton_vision_client._calls import ANSWERS, Attempts, Call, Metadata
-from triton_vision_client._cancelling import LateError
+from triton_vision_client._cancelling import OwnError
 from triton_vision_client._client import (
     IN_USE_PAUSE_S,
     LAST_CALLS_PAUSE_S,
-    LAST_CALLS_S,
     LINGER_S,
     PROBE_S,
     UNREGISTER_S,
@@ -92,13 +91,13 @@ class Sent:
         """What the server answers.
 
         Raises:
-            grpc.RpcError: gRPC's own error, or LateError.
+            grpc.RpcError: gRPC's own error, or one that reads like it.
             ValueError: the client has been closed.
         """
         try:
             # gRPC cancels a call when whoever awaits it is cancelled.
             if not await self._ended:
-                raise LateError
+                raise OwnError.late()
             return await self._answer
         finally:
             self._timer.cancel()
@@ -127,7 +126,7 @@ class Sent:
         self._in_air.discard(self)
         self._stop_waiting(True)
         if self._is_left:
-            self._balancer.ended(self._member)
+            self._balancer.done(self._member)
 
 
 # The loop itself keeps no task alive.
@@ -254,6 +253,7 @@ class AsyncCalls(BaseClient):
                     connection = self._connection(member)
                     await self._check(connection, attempts, member)
                     await self._introduce(regions, call, connection, attempts, member)
+                    self._refuse_if_swamped(call, member)
                     left = attempts.remaining()
                     message = regions.message(call, member, left)
                     sent = True
@@ -362,12 +362,6 @@ class AsyncCalls(BaseClient):
             return False  # the client has been closed
         self._regions.removed(left)
         return False
-
-    async def _wait_for_last(self) -> None:
-        """As in the synchronous twin."""
-        until = time.monotonic() + LAST_CALLS_S
-        while self._must_wait() and time.monotonic() < until:
-            await asyncio.sleep(LAST_CALLS_PAUSE_S)
 
     async def _end_connections(self) -> None:
         """Ends them all, and the waiting of those who have calls under way."""

@@ -27,12 +27,14 @@ class Member:
         address: ``HOST:PORT``, as messages show it and gRPC connects to it.
         authority: the name that its certificate must hold, where ``address`` is not that name.
         outstanding: calls under way.
+        left: those of them that nobody waits for.
         proven: whether its last call reached it.
     """
 
     address: str
     authority: Optional[str] = None
     outstanding: int = 0
+    left: int = 0
     proven: bool = False
     failures: int = 0
     errors: int = 0
@@ -157,9 +159,16 @@ class Balancer:
             member.outstanding -= 1
 
     def keeps(self, member: Member) -> None:
-        """A call whose caller has left is still under way there, until ``ended``."""
+        """A call whose caller has left is still under way there, until ``done``."""
         with self._lock:
             member.outstanding += 1
+            member.left += 1
+
+    def done(self, member: Member) -> None:
+        """Such a call has ended."""
+        with self._lock:
+            member.outstanding -= 1
+            member.left -= 1
 
     def any_ejected(self) -> bool:
         """Whether a member is left alone at present."""

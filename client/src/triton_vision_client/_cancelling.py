@@ -18,20 +18,38 @@ LATE_S = 10.0
 # A blocking call in a thread expires there all the same: with timeouts of so many seconds, calls expire too rarely to
 # matter, and gRPC's own waiting takes half the CPU time.
 LONG_S = 1.0
+# How many calls may be under way at such a server that nobody waits for: callers that come and go would otherwise leave
+# it more than it can answer before the client ends, and cancels the rest.
+MOST_LEFT = 256
 # When a server that has not said its version is asked again.
 ASK_AGAIN_S = 60.0
 
 
-class LateError(grpc.RpcError):  # type: ignore[misc]  # grpc has no types
-    """The caller's time is over, though the server may still answer. Reads like gRPC's own."""
+class OwnError(grpc.RpcError):  # type: ignore[misc]  # grpc has no types
+    """How a call has ended here, though not at the server. Reads like gRPC's own."""
+
+    def __init__(self, code: grpc.StatusCode, details: str) -> None:
+        super().__init__(details)
+        self._code, self._details = code, details
+
+    @classmethod
+    def late(cls) -> OwnError:
+        """The caller's time is over; the server may still answer."""
+        return cls(grpc.StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded")
+
+    @classmethod
+    def swamped(cls) -> OwnError:
+        """The server is busy with calls that nobody waits for any more."""
+        details = f"Exceeds maximum queue size: {MOST_LEFT} calls are under way there that nobody waits for any more"
+        return cls(grpc.StatusCode.UNAVAILABLE, details)
 
     def code(self) -> grpc.StatusCode:
         """As gRPC's."""
-        return grpc.StatusCode.DEADLINE_EXCEEDED
+        return self._code
 
     def details(self) -> str:
         """As gRPC's."""
-        return "Deadline Exceeded"
+        return self._details
 
 
 def survives_cancelling(metadata: Any) -> bool:

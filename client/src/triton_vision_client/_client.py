@@ -9,7 +9,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Callable, NoReturn, Optional, Union
 
 import grpc
@@ -19,7 +19,7 @@ from triton_vision_client import _protocol
 from triton_vision_client._balancer import Balancer, Member
 from triton_vision_client._batches import Batch
 from triton_vision_client._calls import NOT_REACHED, Attempts, Budget, Call
-from triton_vision_client._cancelling import ASK_AGAIN_S, INFER, LATE_S, survives_cancelling
+from triton_vision_client._cancelling import ASK_AGAIN_S, INFER, LATE_S, MOST_LEFT, OwnError, survives_cancelling
 from triton_vision_client._errors import (
     DeadlineExceededError,
     ModelNotFoundError,
@@ -41,8 +41,8 @@ PROBE_S = 2.0
 UNREGISTER_S = 2.0
 IN_USE_PAUSE_S = 0.05
 # How long the end of a client waits for its calls under way: servers read their regions of shared memory, or may not
-# survive that they are cancelled.
-LAST_CALLS_S, LAST_CALLS_PAUSE_S = 2.0, 0.02
+# survive that they are cancelled. As long as some end, it waits on, up to the longest.
+LAST_CALLS_S, LONGEST_LAST_CALLS_S, LAST_CALLS_PAUSE_S = 2.0, 10.0, 0.02
 # How much longer, in the background, a connection is left open for those that must not be cancelled.
 LINGER_S = 5.0
 # gRPC may wait without end for calls that a signal's exception has struck.
@@ -267,12 +267,25 @@ class BaseClient:
         """Whether a call may be cancelled that has been sent: it harms no server, or has not reached one."""
         return call.method != INFER or member.cancels or not connection.connected
 
+    def _refuse_if_swamped(self, call: Call, member: Member) -> None:
+        """Raises OwnError if too many calls are left to the server to take another one."""
+        if call.method == INFER and member.left >= MOST_LEFT:
+            raise OwnError.swamped()
+
     def _expiry(self, call: Call, member: Member, left: float) -> float:
         """In how many seconds a call expires at the server, with ``left`` seconds to go for its caller."""
         return left if call.method != INFER or member.cancels else left + LATE_S
 
+    def _last_calls(self) -> Iterator[float]:
+        """The pauses of the client's end, until nothing is under way any more that must be waited for."""
+        until, longest = (time.monotonic() + seconds for seconds in (LAST_CALLS_S, LONGEST_LAST_CALLS_S))
+        count = len(self._in_air)
+        while self._must_wait() and time.monotonic() < min(until, longest):
+            yield LAST_CALLS_PAUSE_S
+            if len(self._in_air) < count:
+                count, until = len(self._in_air), time.monotonic() + LAST_CALLS_S
+
     def _must_wait(self) -> bool:
-        """Whether the client's end has to wait for calls that are under way."""
         if self._regions.told:
             return bool(self._in_air)
         return any(not one.may_cancel() for one in list(self._in_air))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Optional
 import grpc
 
 from triton_vision_client._calls import ANSWERS, Call
-from triton_vision_client._cancelling import INFER, LATE_S, LONG_S, LateError
+from triton_vision_client._cancelling import INFER, LATE_S, LONG_S, OwnError
 from triton_vision_client._errors import DeadlineExceededError, ServerError, VisionClientError
 
 if TYPE_CHECKING:
@@ -49,6 +49,7 @@ class Flight:
             self._connection = client._connection(self._member)
             client._check(self._connection, attempts, self._member)
             client._introduce(call, self._connection, attempts, self._member)
+            client._refuse_if_swamped(call, self._member)
             left = attempts.remaining()
             message = client._regions.message(call, self._member, left)
             send = getattr(self._connection.stub, call.method)
@@ -109,7 +110,7 @@ class Flight:
         else:
             balancer, member = self._client._balancer, self._member
             balancer.keeps(member)
-            self._answer.add_done_callback(lambda _: balancer.ended(member))
+            self._answer.add_done_callback(lambda _: balancer.done(member))
 
     def _note_end(self, _: Any) -> None:
         """The answer is there, whenever somebody comes for it."""
@@ -193,7 +194,7 @@ class Flight:
             return self._answer.result(left)
         except grpc.FutureTimeoutError:
             self._leave()
-            raise LateError from None
+            raise OwnError.late() from None
 
     def cancel(self) -> None:
         """Gives up on it."""

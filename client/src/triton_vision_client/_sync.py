@@ -222,14 +222,15 @@ class ImageClient(SyncCalls):
     def close(self) -> None:
         """Closes the connections; calls under way end with a ValueError. Idempotent.
 
-        A server that may not survive cancelled calls gets 2 s to answer those that it has, and then, in the background,
-        5 s more; whoever waits for them gets the answer.
+        A server that may not survive cancelled calls gets the time to answer those that it has: 2 s, or up to 10 s
+        while it answers some; and then, in the background, 5 s more. Whoever waits for them gets the answer.
         """
         with self._ending:
             with self._lock:
                 already, self._closed = self._closed, True
             if not already:
-                self._wait_for_last()
+                for pause in self._last_calls():
+                    time.sleep(pause)
                 self._unregister_all()
             with self._lock:
                 connections = [*self._connections.values(), *self._left_behind]

@@ -18,7 +18,6 @@ from triton_vision_client._client import (
     CLOSE_S,
     IN_USE_PAUSE_S,
     LAST_CALLS_PAUSE_S,
-    LAST_CALLS_S,
     LINGER_S,
     PROBE_S,
     UNREGISTER_S,
@@ -220,12 +219,6 @@ class SyncCalls(BaseClient):
             self._give_up(left.member, connection)
             raise
         return asked
-
-    def _wait_for_last(self) -> None:
-        """At the end: gives calls that are under way the time to be answered, where they must not be cancelled."""
-        until = time.monotonic() + LAST_CALLS_S
-        while self._must_wait() and time.monotonic() < until:
-            time.sleep(LAST_CALLS_PAUSE_S)
 
     def _unregister_all(self) -> None:
         """At the end: waits until the servers know, and asks those again that are still reading."""

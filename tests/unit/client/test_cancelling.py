@@ -14,7 +14,13 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
-from triton_vision_client import AsyncImageClient, DeadlineExceededError, ImageClient
+from triton_vision_client import (
+    AsyncImageClient,
+    DeadlineExceededError,
+    ImageClient,
+    RetryPolicy,
+    ServerOverloadedError,
+)
 from triton_vision_client._cancelling import survives_cancelling
 from tritonclient.grpc import service_pb2
 
@@ -276,3 +282,26 @@ def test_a_connection_that_is_not_there_is_not_waited_for(start: Start) -> None:
         return time.monotonic() - began
 
     assert asyncio.run(work()) < 1.5
+
+
+def test_a_server_is_not_left_more_than_it_can_answer(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("triton_vision_client._client.MOST_LEFT", 2)
+    script = Watched()
+    url, _ = start(script)
+
+    async def work() -> None:
+        async with AsyncImageClient(url, retry=RetryPolicy(attempts=1)) as client:
+            for _ in range(2):
+                with pytest.raises(DeadlineExceededError):
+                    await client.classify(b"x", timeout=0.1)
+            with pytest.raises(ServerOverloadedError, match="nobody waits"):
+                await client.classify(b"four")
+            script.release.set()
+            while client._balancer.members[0].left:
+                await asyncio.sleep(0.01)
+            assert (await client.classify(b"four")).predictions[0].class_id == 4
+
+    asyncio.run(work())
+    monkeypatch.setattr("triton_vision_client._client.MOST_LEFT", 0)
+    with ImageClient(url, retry=RetryPolicy(attempts=1)) as client, pytest.raises(ServerOverloadedError):
+        client.classify(b"four")

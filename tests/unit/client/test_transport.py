@@ -153,6 +153,21 @@ def test_headers_and_parameters_are_sent(start: Start) -> None:
     assert "top_k" not in many.parameters
 
 
+def test_the_token_for_shared_memory_goes_with_its_own_calls_alone(start: Start) -> None:
+    url, servicer = start(answer)
+    name = "triton-grpc-protocol-shm"
+    given: dict[str, Any]
+    for given in ({"shm_token": "t"}, {"headers": {name: "t"}}, {"shm_token": "t", "headers": {name: "other"}}):
+        with ImageClient(url, transport="shm", **given) as client:
+            client.classify(b"x")
+            assert name not in servicer.metadata[-1]
+            assert dict(client._settings.for_shared_memory((("a", "b"),))) == {"a": "b", name: "t"}
+    with pytest.raises(ValueError, match="transport='shm'"):
+        ImageClient(url, shm_token="t")
+    with pytest.raises(ValueError, match="header"):
+        ImageClient(url, transport="shm", shm_token="of two\nlines")
+
+
 def test_headers_and_a_trace_of_one_call(start: Start) -> None:
     url, servicer = start(answer)
     trace = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
