@@ -142,7 +142,7 @@ def best(one: ImageClient) -> str:
 
 def renew(server: TritonServer) -> None:
     """Lets the keeper load a model anew, with whatever it needs for that."""
-    renewal = Renewal(server.index, "postprocess", 30, sparing=True, counts=None)
+    renewal = Renewal(server.index, "postprocess", 30, sparing=True, counts=None, run=server.folder)
     wait_until(lambda: renewal.done, 60)
     assert renewal.problem == ""
     with server.index() as index:

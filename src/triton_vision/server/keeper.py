@@ -56,7 +56,7 @@ def keep(server: TritonServer, tell: Callable[[str], None], ready: Callable[[], 
 
 def _watch(server: TritonServer, tell: Callable[[str], None]) -> str:
     """Looks after a server that is ready; returns why it has to be restarted, or empty when a stop is requested."""
-    tending = Tending(server.pid, server.index, tell, max(LOAD_TIMEOUT_S, 3 * server.start_took))
+    tending = Tending(server.pid, server.index, tell, max(LOAD_TIMEOUT_S, 3 * server.start_took), server.folder)
     while not server.stop_requested.wait(PERIOD_S):
         why = server.ended() or tending.tend()
         if why:

@@ -307,6 +307,12 @@ class TritonServer:
         assert self._child is not None, "the server has not been started"
         return self._child.pid
 
+    @property
+    def folder(self) -> Path:
+        """The run-time folder."""
+        assert self._run is not None, "the server has not been started"
+        return self._run.path
+
     def ended(self) -> str:
         """How tritonserver ended by itself, in words; empty while it runs."""
         assert self._child is not None, "the server has not been started"

@@ -12,9 +12,11 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol
 
+from triton_vision.run import debt_path, paid
 from triton_vision.server.errors import ModelLoadError
 from triton_vision.server.stubs import SHM, Stub, StubWatch
 
@@ -29,6 +31,8 @@ SETTLED_S = 1.0
 LEAST_INTERVAL_S, SHORT_INTERVAL_S, MOST_INTERVAL_S = 30.0, 60.0, 900.0
 # New stubs are looked for so often: after a renewal, or when a model was loaded through the API.
 SEARCH_S = 1.0
+# What takes longer than that to answer its caller is given up.
+DEBT_S = 20.0
 # By then Triton has let go of a process that was replaced.
 HEALED_S = 5.0
 
@@ -56,15 +60,17 @@ class Renewal:
         timeout: seconds for each of the at most two loads.
         sparing: whether to get along with the memory of a single new process for a moment, and so with one process.
         counts: how many instances each group shall have, where an earlier attempt may have left fewer.
+        run: the server's run-time folder.
     """
 
     def __init__(
-        self, index: Callable[[], Index], model: str, timeout: float, sparing: bool, counts: list[int] | None
+        self, index: Callable[[], Index], model: str, timeout: float, sparing: bool, counts: list[int] | None, run: Path
     ) -> None:
         self.model = model
         self.counts = counts
         self.problem = ""
         self._index, self._timeout, self._sparing = index, timeout, sparing
+        self._debt = debt_path(run, model)
         self._thread = threading.Thread(target=self._run, name="renewal", daemon=True)
         self._thread.start()
 
@@ -75,7 +81,8 @@ class Renewal:
 
     def _run(self) -> None:
         try:
-            with self._index() as index:
+            # A process that owes an answer to somebody must not be replaced before it has given it.
+            with self._index() as index, paid(self._debt, DEBT_S):
                 self._load(index)
         except (ModelLoadError, KeyError, ValueError) as error:
             reasons = error.reasons if isinstance(error, ModelLoadError) else {}
@@ -107,11 +114,14 @@ class Tending:
         index: makes a connection to it.
         tell: takes a line for the operator.
         timeout: seconds that loading a model may take.
+        run: the server's run-time folder.
     """
 
-    def __init__(self, server: int, index: Callable[[], Index], tell: Callable[[str], None], timeout: float) -> None:
+    def __init__(
+        self, server: int, index: Callable[[], Index], tell: Callable[[str], None], timeout: float, run: Path
+    ) -> None:
         self._watch = StubWatch(server, SEARCH_S)
-        self._index, self._tell, self._timeout = index, tell, timeout
+        self._index, self._tell, self._timeout, self._run = index, tell, timeout, run
         self._renewal: Renewal | None = None
         self._healing: list[Stub] = []
         self._healed: dict[Stub, float] = {}
@@ -153,7 +163,7 @@ class Tending:
 
     def _begin(self, model: str, running: list[Stub]) -> None:
         needed = sum(stub.model == model for stub in running) * STUB_BYTES
-        self._renewal = Renewal(self._index, model, self._timeout, needed > _free(), self._counts.get(model))
+        self._renewal = Renewal(self._index, model, self._timeout, needed > _free(), self._counts.get(model), self._run)
 
     def _finish(self, renewal: Renewal) -> str:
         model, self._renewal = renewal.model, None

@@ -17,7 +17,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from triton_vision import run
 from triton_vision.cpu import threads_of, visible_cores
+from triton_vision.run import Debt
 from triton_vision.stages.config import StageConfig
 from triton_vision.stages.errors import ConfigError, ImageRefused, InvalidRequest, Overloaded, RequestDropped, shown
 from triton_vision.stages.gate import find_gate
@@ -31,6 +33,8 @@ NO_ROWS = range(0)
 MOST_THREADS = 1024
 # Bytes of a request's inputs, and seconds of work on requests that have been set aside, which may wait.
 MOST_REQUEST_BYTES, MOST_ASIDE_S = 128 * MIB, 4.0
+# Seconds that such work has to notice that the model is unloaded.
+CLOSE_S = 1.0
 # CPU seconds for each item, beside a stage's own limit, before a process that makes no headway is ended.
 SPARE_S = 0.5
 
@@ -127,7 +131,9 @@ class Adapter:
         self._meter = Meter(self.utils, config.name)
         self._log = RefusalLog(self.utils, config.name)
         self._gate = find_gate(config.name)
-        self._lane = Lane(f"{config.name}-aside", MOST_ASIDE_S)
+        shared = run.folder()
+        debt = Debt(run.debt_path(shared, config.name) if shared is not None else None)
+        self._lane = Lane(f"{config.name}-aside", MOST_ASIDE_S, debt)
         self._closing = False
 
     def execute(self, requests: Sequence[Any]) -> list[Any]:
@@ -148,6 +154,9 @@ class Adapter:
                 batch = self._stack(live)
                 known = [bool(text) for text in batch.status] if self._takes_status else None
                 self._run(batch)
+                if batch.asides and not self._lane.open():
+                    # The keeper is about to replace this process, which is to owe nobody an answer.
+                    self._do_asides(batch)
                 processed = time.perf_counter()
                 for call in live:
                     try:
@@ -159,6 +168,7 @@ class Adapter:
                         self._blame([call], error)
             except BaseException as error:  # noqa: BLE001 - every request still gets its response
                 self._blame(live, error)
+            self._lane.settle()
         # Triton takes None for a request that is answered through its sender.
         responses = [None if call.sender is not None else self._response(call) for call in calls]
         self._count(
@@ -167,10 +177,13 @@ class Adapter:
         return responses
 
     def finalize(self) -> None:
-        """Ends what has been set aside, hands over what has been counted and tears the stage down."""
+        """Ends what has been set aside, hands over what has been counted and tears the stage down.
+
+        Triton takes no answers any more. A keeper sees to it that none is owed (``run.Debt``).
+        """
         self._closing = True
         self.stage.interrupt()
-        self._lane.close()
+        self._lane.close(CLOSE_S)
         self._meter.close()
         self.stage.teardown()
 
@@ -234,9 +247,13 @@ class Adapter:
             if ask and call.is_cancelled():
                 raise RequestDropped("its caller cancelled the request", cancelled=True)
             if self._closing:
-                raise RequestDropped(f"{self.config.name} is being unloaded; try again", cancelled=False)
+                raise RequestDropped("the model is being unloaded", cancelled=False)
 
         return Batch(inputs, status, check)
+
+    def _do_asides(self, batch: Batch) -> None:
+        assert isinstance(self.stage, ItemStage)  # no other sets anything aside
+        self.stage.run_asides(batch)
 
     def _set_aside(self, call: Call, batch: Batch, known: list[bool] | None) -> None:
         """Has a request answered later; it must not wait for the others of its batch, nor they for it."""
@@ -244,17 +261,17 @@ class Adapter:
         part = batch.part(rows, lambda row, ask: check(rows.start + row, ask))
         known = known and known[rows.start : rows.stop]
         seconds = sum(aside.seconds for aside in part.asides.values())
-        stage = self.stage
-        assert isinstance(stage, ItemStage)  # no other sets anything aside
 
         def job() -> None:
             began, refused = time.perf_counter(), dict[str, int]()
             try:
-                stage.run_asides(part)
+                self._do_asides(part)
                 self._finish(call, part, known, refused)
             except BaseException as error:  # noqa: BLE001 - whatever it is, the request is answered
                 self._blame([call], error)
             done = time.perf_counter()
+            if self._closing:
+                return  # who sends now waits for ever
             call.sender.send(self._response(call), self.utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
             self._count([call], refused, (began, began, done, time.perf_counter()))
 

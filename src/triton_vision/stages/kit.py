@@ -183,7 +183,8 @@ class ItemStage(Stage):
 
     def run_asides(self, batch: Batch) -> None:
         """Does what ``run`` has set aside."""
-        for row, aside in batch.asides.items():
+        asides, batch.asides = batch.asides, {}
+        for row, aside in asides.items():
             try:
                 batch.check(row, True)
                 self._keep(batch, row, aside.work(partial(batch.check, row, True)))

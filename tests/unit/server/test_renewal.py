@@ -69,7 +69,7 @@ class World:
         monkeypatch.setattr(renewal, "_total", lambda: 64 * MIB)
         monkeypatch.setattr(renewal, "_free", lambda: self.free)
         monkeypatch.setattr(renewal, "_clock", lambda: self.now)
-        self.tending = Tending(0, lambda: self.index, self.told.append, 5)
+        self.tending = Tending(0, lambda: self.index, self.told.append, 5, folder)
         self.watch = self.tending._watch = Watch()
         self.watch.running = [self.stub]
         self.grow(1)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -16,7 +18,6 @@ from tests.unit.stages.test_kit import PREPROCESS, WITH_STATUS, images, numbers,
 from triton_vision import run
 from triton_vision.stages import Aside, ImageRefused, ItemStage, Overloaded, Preprocess, StageConfig, read_pixels
 from triton_vision.stages.gate import Gate, find_gate
-from triton_vision.stages.lane import Lane
 from triton_vision.stages.testing import Request, StageRunner
 
 
@@ -102,16 +103,56 @@ def test_it_is_left_when_nobody_waits_for_it(runner: StageRunner, cancelled: boo
     assert request.sender.wait().code == code
 
 
-def test_unloading_answers_everything_that_is_left() -> None:
+def test_unloading_leaves_what_nobody_would_take() -> None:
     runner = StageRunner(Long, WITH_STATUS)
-    stage(runner).interrupt = lambda: None  # type: ignore[method-assign]
     waiting = [numbers(-1, status=[b""]) for _ in range(2)]
     assert execute(runner, *waiting) == [None, None]
     runner.close()
-    for request in waiting:
-        assert request.sender is not None
-        assert request.sender.wait().code == "UNAVAILABLE"
-        assert "is being unloaded" in request.sender.wait().error
+    assert [request.sender and request.sender.answer for request in waiting] == [None, None]
+    assert not [thread for thread in threading.enumerate() if thread.name == "numbers-aside"]
+
+
+PAID = """
+import sys, pathlib
+from triton_vision.run import paid
+with paid(pathlib.Path(sys.argv[1]), float(sys.argv[2])) as enough:
+    print(enough, flush=True)
+    sys.stdin.read()
+"""
+
+
+def keeper(folder: Path, seconds: float) -> subprocess.Popen[str]:
+    """A process that wants to replace the stage's."""
+    command = [sys.executable, "-c", PAID, str(run.debt_path(folder, "numbers")), str(seconds)]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+
+def told(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    return process.stdout.readline().strip()
+
+
+def test_the_keeper_waits_for_answers_that_are_owed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(run.VARIABLE, str(tmp_path))
+    runner = StageRunner(Long, WITH_STATUS)
+    late = numbers(-1, status=[b""])
+    assert execute(runner, late) == [None]
+    hasty = keeper(tmp_path, 0.1)
+    assert told(hasty) == "False"
+    hasty.communicate()
+    patient = keeper(tmp_path, 60)
+    stage(runner).go.set()
+    assert late.sender is not None
+    assert late.sender.wait().outputs["OUT"] == 1
+    assert told(patient) == "True"
+    # As long as it has the process to itself, long work is done at once instead of being owed.
+    assert execute(runner, numbers(-2, status=[b""]))[0].outputs["OUT"] == 2
+    patient.communicate()
+    again = numbers(-3, status=[b""])
+    assert execute(runner, again) == [None]
+    assert again.sender is not None
+    assert again.sender.wait().outputs["OUT"] == 3
+    runner.close()
 
 
 def test_a_large_image_is_decoded_beside_small_ones_to_the_same_pixels() -> None:
@@ -147,14 +188,6 @@ def test_a_request_is_bounded_in_total_and_nobody_s_text_comes_back() -> None:
         answer = runner.execute([numbers(1, status=[text])])[0]
         assert (answer.code, answer.error[:12]) == ("INVALID_ARG", "input STATUS")
     runner.close()
-
-
-def test_a_lane_ends_when_it_is_idle() -> None:
-    lane, done = Lane("one", 1.0), threading.Event()
-    lane.put(0.0, done.set)
-    assert done.wait(10)
-    lane.close()
-    assert not [thread for thread in threading.enumerate() if thread.name == "one"]
 
 
 def page(folder: Path, wait: float, room: float, age: float = 0.0) -> Path:
