@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from pathlib import Path
 from typing import cast
 
 import pytest
@@ -21,6 +22,7 @@ class Doomed:
         self.starts = starts
         self.pid = os.getpid()
         self.start_took = 0.0
+        self.folder = Path("/nonexistent")
         self.stop_requested = threading.Event()
         self.stops = 0
 
