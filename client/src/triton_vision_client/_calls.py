@@ -197,7 +197,7 @@ class Attempts:
         self._retries += 1
         if self._retries >= self._retry.attempts:
             return None
-        pause = self._retry.pause(self._retries - 1)
+        pause = self._retry.pause(self._retries - 1, getattr(error, "wait", None))
         if time.monotonic() + pause >= self._deadline or not self._budget.spend():
             return None
         self._tried.clear()

@@ -72,9 +72,11 @@ class ServerOverloadedError(ServerUnavailableError):
         waited: whether it waited in vain; then no other server is asked, for the time is gone.
         no_room: whether it was the server's shared memory that had no room, for this request or for others that it
             was batched with.
+        wait: seconds after which the server expects to have room, where it says so.
     """
 
     waited = no_room = False
+    wait: Optional[float] = None
 
 
 class ModelNotFoundError(VisionClientError):

@@ -14,7 +14,8 @@ class RetryPolicy:
     """How often, and after which pauses, a call that reached no server is tried again.
 
     The pause before retry *n* (from 0) is drawn from 0 to ``min(maximum, initial * 2**n)`` seconds: exponential
-    backoff with full jitter, so that many callers do not come back in step. All tries share the call's one timeout.
+    backoff with full jitter, so that many callers do not come back in step. Where a server says for how long it is
+    busy, the pause is at least half of that, up to ``maximum``. All tries share the call's one timeout.
 
     Attributes:
         attempts: rounds over the servers; 1 never tries again, not even another server.
@@ -41,9 +42,11 @@ class RetryPolicy:
         ):
             raise ValueError("attempts must be at least 1, and pauses, budget and reserve at least 0")
 
-    def pause(self, retry: int) -> float:
-        """Seconds to wait before retry number ``retry``, from 0."""
-        return random.uniform(0.0, min(self.maximum, self.initial * 2.0 ** min(retry, 60)))
+    def pause(self, retry: int, wait: Optional[float] = None) -> float:
+        """Seconds to wait before retry number ``retry``, from 0, of a server that says it is busy for ``wait`` s."""
+        longest = min(self.maximum, self.initial * 2.0 ** min(retry, 60))
+        told = min(self.maximum, wait or 0.0)
+        return max(random.uniform(0.0, longest), random.uniform(0.5 * told, told))
 
 
 @dataclass(frozen=True)

@@ -35,6 +35,8 @@ REFUSALS = (
     grpc.StatusCode.UNAUTHENTICATED,
     grpc.StatusCode.PERMISSION_DENIED,
 )
+# What a server of this suite adds to a full queue's words.
+EXPECTED_WAIT = re.compile(r"would take about (\d+(?:\.\d+)?) s\b")
 REFUSAL = re.compile(r"image (\d+): ([a-z_]+): (.*)", re.DOTALL)
 # What a model's failure may tell of the server's insides: where in its Python code it was, the names of its shared
 # memory, paths.
@@ -153,7 +155,10 @@ def _unavailable(details: str, lower: str, model: str, address: str, tls: bool) 
             "close what it no longer needs, such as other clients"
         )
     if "exceeds maximum queue size" in lower or "queue size" in lower:
-        return ServerOverloadedError(f"the queue of {address} is full: try again later, or send less ({details})")
+        full = ServerOverloadedError(f"the queue of {address} is full: try again later, or send less ({details})")
+        expected = EXPECTED_WAIT.search(lower)
+        full.wait = float(expected[1]) if expected else None
+        return full
     if "timeout expired" in lower:
         late = ServerOverloadedError(f"the request waited too long in the queue of {address} ({details})")
         late.waited = True

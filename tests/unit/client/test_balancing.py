@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 
+import grpc
 import pytest
 from triton_vision_client import (
     BadImageError,
@@ -17,6 +18,7 @@ from triton_vision_client import (
 from triton_vision_client._balancer import FIRST_EJECTION_S, FULL_S, LONGEST_EJECTION_S, Balancer, Member
 from triton_vision_client._calls import Attempts, Budget
 from triton_vision_client._names import members_of, named_host
+from triton_vision_client._translate import translate
 
 LOST = ServerUnavailableError("no server answers")
 
@@ -226,6 +228,20 @@ def test_servers_far_away_are_not_taken_for_dead() -> None:
 
 def test_one_attempt_is_one() -> None:
     assert fail(attempts(3, attempts=1), LOST) is None
+
+
+def test_a_server_that_says_how_long_it_is_busy_is_left_alone_for_that_long() -> None:
+    policy = RetryPolicy(initial=0.01, maximum=2.0)
+    assert all(0.5 <= policy.pause(0, 1.0) <= 1.0 for _ in range(100))
+    assert all(1.0 <= policy.pause(0, 60.0) <= 2.0 for _ in range(100))
+    details = "in ensemble 'm', Exceeds maximum queue size: an answer would take about 1.5 s; try again later"
+    full = translate(grpc.StatusCode.UNAVAILABLE, details, model="m", address="host:1", timeout=30.0, connected=True)
+    assert isinstance(full, ServerOverloadedError)
+    assert full.wait == 1.5
+    pause = fail(Attempts(balancer(1), Budget(1.0, 9.0), policy, 30.0), full)
+    assert pause is not None
+    assert 0.75 <= pause <= 1.5
+    assert fail(Attempts(balancer(1), Budget(1.0, 9.0), policy, 0.5), full) is None  # its time would be over
 
 
 def test_no_pause_outlasts_the_timeout() -> None:
