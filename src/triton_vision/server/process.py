@@ -204,9 +204,9 @@ class TritonServer:
         self.grpc_address = reachable(self.host, ports["--grpc-port"])
         self.metrics_address = reachable(hosts["metrics"], ports["--metrics-port"]) if security.metrics else ""
         self._run = RunDir(prefix)
-        self._pace = Pace(chains(self.selection.served), self._run.path)
         began = time.monotonic()
         try:
+            self._pace = Pace(chains(self.selection.served), self._run.path)
             self._child = self._spawn(self._installation, ports, self._run)
             self.tokens_hidden = self._child.hidden
             self._wait_ready(self._child)

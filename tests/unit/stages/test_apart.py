@@ -189,6 +189,8 @@ def test_waiting_for_memory_ends_when_nobody_waits_for_the_answer(tmp_path: Path
         ({"memory.max": "max\n"}, 8000),
         ({"memory.max": "2000000000\n"}, 2000),
         ({"memory/memory.limit_in_bytes": "1000000000"}, 1000),
+        ({"memory/memory.limit_in_bytes": "9223372036854771712", "memory/a/b/memory.limit_in_bytes": "500000000"}, 500),
+        ({"system.slice/one/memory.max": "400000000"}, 400),
     ],
 )
 def test_the_budget_is_a_quarter_of_what_the_process_may_use(
@@ -197,6 +199,8 @@ def test_the_budget_is_a_quarter_of_what_the_process_may_use(
     meminfo = tmp_path / "meminfo"
     meminfo.write_text("MemTotal:        7812500 kB\nMemFree: 1 kB\n")
     for name, text in files.items():
-        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
-    assert default_budget(tmp_path, meminfo) == megabytes * 1_000_000 // 4
+    own = tmp_path / "own"
+    own.write_text("11:memory:/a/b\n4:cpu,cpuacct:/a\n0::/system.slice/one\n")
+    assert default_budget(tmp_path, meminfo, own) == megabytes * 1_000_000 // 4
