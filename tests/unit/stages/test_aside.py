@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 import threading
@@ -13,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.conftest import encoded, jpeg, noise
+from tests.conftest import ROOT, encoded, jpeg, noise
 from tests.unit.stages.test_kit import PREPROCESS, WITH_STATUS, images, numbers, parameter
 from triton_vision import run
 from triton_vision.stages import Aside, ImageRefused, ItemStage, Overloaded, Preprocess, StageConfig, read_pixels
@@ -188,6 +189,29 @@ def test_a_request_is_bounded_in_total_and_nobody_s_text_comes_back() -> None:
         answer = runner.execute([numbers(1, status=[text])])[0]
         assert (answer.code, answer.error[:12]) == ("INVALID_ARG", "input STATUS")
     runner.close()
+
+
+ENDLESS = """
+from tests.unit.stages.test_kit import NUMBERS, numbers
+from triton_vision.stages import ItemStage
+from triton_vision.stages.testing import StageRunner
+
+class Endless(ItemStage):
+    limit_s = 0.1
+    def process(self, number):
+        while number[0] > 0:
+            pass
+        return number
+
+runner = StageRunner(Endless, NUMBERS % ("", ""))
+print(runner.execute([numbers(0)])[0].outputs["OUT"], flush=True)
+runner.execute([numbers(1)])
+"""
+
+
+def test_a_stage_that_never_comes_back_is_ended() -> None:
+    done = subprocess.run([sys.executable, "-c", ENDLESS], capture_output=True, text=True, cwd=ROOT)
+    assert (done.returncode, done.stdout) == (-signal.SIGPROF, "[[0.]]\n"), done.stderr
 
 
 def page(folder: Path, wait: float, room: float, age: float = 0.0) -> Path:
