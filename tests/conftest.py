@@ -14,12 +14,16 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from triton_vision.server import TritonServer
+from triton_vision.server import TritonServer, process
 from triton_vision.server.security import Security
 
 # A shell that runs this in the background ignores Ctrl-C for it, and so would every program under test.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# Triton waits for its models' processes in whole seconds. What tests end by themselves has no work in flight, and that
+# `serve` ends its server in order is tested with the command.
+process.EXIT_TIMEOUT_S = 0
 
 ROOT = Path(__file__).resolve().parent.parent
 SAMPLES = ROOT / "samples"
