@@ -8,7 +8,6 @@ raises into the error of the request it belongs to. A batch neighbour never noti
 from __future__ import annotations
 
 import importlib
-import json
 import signal
 import time
 import traceback
@@ -20,16 +19,16 @@ import numpy as np
 from triton_vision import run
 from triton_vision.cpu import threads_of, visible_cores
 from triton_vision.run import Debt
+from triton_vision.stages.call import Call, read_masks, read_parameters, size_of
 from triton_vision.stages.config import StageConfig
-from triton_vision.stages.errors import ConfigError, ImageRefused, InvalidRequest, Overloaded, RequestDropped, shown
+from triton_vision.stages.errors import ConfigError, ImageRefused, InvalidRequest, Overloaded, RequestDropped
 from triton_vision.stages.gate import find_gate
-from triton_vision.stages.kit import STATUS, Array, Batch, ItemStage, Parameters, Stage, declared, gather, is_status
+from triton_vision.stages.kit import STATUS, Array, Batch, ItemStage, Stage, declared, gather, is_status
 from triton_vision.stages.lane import Lane
 from triton_vision.stages.limits import MIB
 from triton_vision.stages.memory import keep_small_blocks
 from triton_vision.stages.meter import Key, Meter, RefusalLog
 
-NO_ROWS = range(0)
 MOST_THREADS = 1024
 # Bytes of a request's inputs, and seconds of work on requests that have been set aside, which may wait.
 MOST_REQUEST_BYTES, MOST_ASIDE_S = 128 * MIB, 4.0
@@ -37,56 +36,6 @@ MOST_REQUEST_BYTES, MOST_ASIDE_S = 128 * MIB, 4.0
 CLOSE_S = 1.0
 # CPU seconds for each item, beside a stage's own limit, before a process that makes no headway is ended.
 SPARE_S = 0.5
-
-
-class Call:
-    """One request of an ``execute``, its rows in the batch, and what became of it."""
-
-    __slots__ = (
-        "bytes",
-        "error",
-        "id",
-        "inputs",
-        "masks",
-        "options",
-        "outputs",
-        "request",
-        "rows",
-        "sender",
-        "status",
-        "until",
-    )
-
-    def __init__(self, request: Any) -> None:
-        self.request = request
-        # Of a request that has been set aside, which is answered through its sender.
-        self.id = ""
-        self.sender: Any = None
-        self.rows = NO_ROWS
-        self.bytes = 0
-        self.inputs: list[Array] = []
-        self.status: Array | None = None
-        self.masks = False
-        self.options: Any = None
-        # When its timeout passes, on the clock of time.perf_counter; 0: never.
-        self.until = 0.0
-        self.outputs: tuple[Array, ...] = ()
-        self.error: tuple[str, str] | None = None  # message, and the name of Triton's error code
-
-    def set_aside(self) -> None:
-        """Lets go of the request, and with it of shared memory; what is still needed of it is kept."""
-        self.id = self.request.request_id()
-        self.sender = self.request.get_response_sender()
-        self.request = None
-        self.inputs = []
-
-    def request_id(self) -> str:
-        """What its caller calls it."""
-        return self.id if self.request is None else str(self.request.request_id())
-
-    def is_cancelled(self) -> bool:
-        """Whether its caller has gone; a question of 70 us."""
-        return bool((self.request or self.sender).is_cancelled())
 
 
 class Adapter:
@@ -191,8 +140,8 @@ class Adapter:
 
     def _read(self, call: Call, began: float) -> None:
         request = call.request
-        parameters = _parameters(request.parameters())
-        call.masks = _masks(parameters)
+        parameters = read_parameters(request.parameters())
+        call.masks = read_masks(parameters)
         call.options = self.stage.parse(parameters)
         timeout_us = request.timeout()
         if timeout_us > 0:
@@ -200,7 +149,7 @@ class Adapter:
         tensor_of = self.utils.get_input_tensor_by_name
         for tensor in self._inputs:
             call.inputs.append(tensor_of(request, tensor.name).as_numpy())
-        call.bytes = sum(_bytes(array) for array in call.inputs)
+        call.bytes = sum(size_of(array) for array in call.inputs)
         if call.bytes > self._most_bytes:
             raise InvalidRequest(
                 f"the request holds {call.bytes} bytes, and at most {self._most_bytes} are accepted: send fewer or "
@@ -397,29 +346,3 @@ class Adapter:
 def adapt(stage_class: type[Stage]) -> type[Adapter]:
     """The class that a ``model.py`` names ``TritonPythonModel``."""
     return type("TritonPythonModel", (Adapter,), {"stage_class": stage_class})
-
-
-def _parameters(text: str) -> Parameters:
-    if not text or text == "{}":
-        return {}
-    try:
-        parameters = json.loads(text)
-    except (ValueError, RecursionError):
-        parameters = None
-    if not isinstance(parameters, dict):
-        raise InvalidRequest("the request's parameters are no JSON object")
-    return parameters
-
-
-def _masks(parameters: Parameters) -> bool:
-    value = parameters.get("on_bad_image", "fail")
-    if value not in ("fail", "mask"):
-        raise InvalidRequest(f"parameter on_bad_image is {shown(value)}, and must be 'fail' or 'mask'")
-    return bool(value == "mask")
-
-
-def _bytes(array: Array) -> int:
-    """The size of what a tensor carries: of a STRING its contents."""
-    if array.dtype != np.object_:
-        return array.nbytes
-    return sum(len(item) for item in array.ravel() if isinstance(item, bytes))

@@ -17,7 +17,7 @@ from tests.conftest import encoded, jpeg, noise
 from tests.unit.stages import bombs
 from triton_vision.stages import ImageRefused, InvalidRequest
 from triton_vision.stages import jpeg as plain
-from triton_vision.stages.adapter import _parameters
+from triton_vision.stages.call import read_parameters
 from triton_vision.stages.decode import read_frame, sniff
 from triton_vision.stages.limits import DECODERS, Limits, Quick, TakesLong
 from triton_vision.stages.structure import inspect
@@ -174,7 +174,7 @@ def test_the_comments_of_an_svg_are_not_tried_in_every_way() -> None:
 def test_parameters_of_any_kind_are_refused_in_no_time(text: str) -> None:
     def look() -> None:
         with pytest.raises(InvalidRequest):
-            _parameters(text)
+            read_parameters(text)
 
     assert spent(look) < SECONDS_FOR_ANY
-    assert _parameters(json.dumps({"top_k": 3})) == {"top_k": 3}
+    assert read_parameters(json.dumps({"top_k": 3})) == {"top_k": 3}
