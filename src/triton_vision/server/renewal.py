@@ -7,6 +7,7 @@ given: callers do not notice.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
@@ -23,6 +24,7 @@ from triton_vision.server.stubs import SHM, Stub, StubWatch
 MIB = 1024 * 1024
 # A new stub takes 1 MiB at once, and a little more when its model has loaded.
 STUB_BYTES = 2 * MIB
+RESERVE, RESERVE_BYTES = "reserve", 3 * MIB
 LARGEST, SMALLEST = 32 * MIB, 4 * MIB
 # A region that has not grown for so long is as large as its work makes it.
 SETTLED_S = 1.0
@@ -51,6 +53,26 @@ class Index(Protocol):
     ) -> None: ...
 
 
+class Reserve:
+    """Shared memory that is kept for the first new process, since without any none could be made to free the rest.
+
+    Args:
+        path: the file that holds it.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def take(self) -> None:
+        """Fills it up, as far as there is room."""
+        with contextlib.suppress(OSError), self._path.open("wb") as file:
+            os.posix_fallocate(file.fileno(), 0, RESERVE_BYTES)
+
+    def give(self) -> None:
+        """Gives it to whoever comes first."""
+        self._path.unlink(missing_ok=True)
+
+
 class Renewal:
     """Loading one model anew, in a thread of its own.
 
@@ -70,7 +92,7 @@ class Renewal:
         self.counts = counts
         self.problem = ""
         self._index, self._timeout, self._sparing = index, timeout, sparing
-        self._debt = debt_path(run, model)
+        self._debt, self._reserve = debt_path(run, model), Reserve(run / RESERVE)
         self._thread = threading.Thread(target=self._run, name="renewal", daemon=True)
         self._thread.start()
 
@@ -83,10 +105,13 @@ class Renewal:
         try:
             # A process that owes an answer to somebody must not be replaced before it has given it.
             with self._index() as index, paid(self._debt, DEBT_S):
+                self._reserve.give()
                 self._load(index)
         except (ModelLoadError, KeyError, ValueError) as error:
             reasons = error.reasons if isinstance(error, ModelLoadError) else {}
             self.problem = reasons.get(self.model) or f"{type(error).__name__}: {error}"
+        finally:
+            self._reserve.take()
 
     def _load(self, index: Index) -> None:
         config = index.config(self.model)
@@ -131,6 +156,7 @@ class Tending:
         self._interval: dict[str, float] = defaultdict(lambda: LEAST_INTERVAL_S)
         self._complained: set[str] = set()
         self._watch.look()
+        Reserve(run / RESERVE).take()
 
     def tend(self) -> str:
         """Looks at the stubs and renews what needs it; to be called several times a second, and returns at once.

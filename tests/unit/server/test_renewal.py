@@ -26,6 +26,8 @@ class Index(ServerIndex):
     def __init__(self, problem: str = "") -> None:
         self.problem = problem
         self.loads: list[list[tuple[int, int]]] = []
+        self.reserve = Path()
+        self.reserved: list[bool] = []
 
     def config(self, model: str) -> dict[str, Any]:
         assert model == "stage"
@@ -33,6 +35,7 @@ class Index(ServerIndex):
 
     def load(self, model: str, config: Mapping[str, Any], timeout: float) -> None:
         assert timeout == 5
+        self.reserved.append(self.reserve.exists())
         groups = config["instance_group"]
         self.loads.append([(group["count"], group["rate_limiter"]["priority"]) for group in groups])
         if self.problem:
@@ -69,6 +72,7 @@ class World:
         monkeypatch.setattr(renewal, "_total", lambda: 64 * MIB)
         monkeypatch.setattr(renewal, "_free", lambda: self.free)
         monkeypatch.setattr(renewal, "_clock", lambda: self.now)
+        self.index.reserve = folder / renewal.RESERVE
         self.tending = Tending(0, lambda: self.index, self.told.append, 5, folder)
         self.watch = self.tending._watch = Watch()
         self.watch.running = [self.stub]
@@ -135,6 +139,15 @@ def test_where_memory_is_short_one_process_at_a_time_is_made(world: World) -> No
     world.free = 1 * MIB
     world.pass_time(2)
     assert world.index.loads == [[(1, 1), (1, 4)], [(3, 1), (2, 4)]]
+
+
+def test_the_first_new_process_finds_room_however_full_it_is(world: World) -> None:
+    reserve = world.index.reserve
+    assert reserve.stat().st_blocks * 512 >= renewal.RESERVE_BYTES
+    world.grow(12)
+    world.pass_time(2)
+    assert world.index.reserved == [False]
+    assert reserve.stat().st_blocks * 512 >= renewal.RESERVE_BYTES
 
 
 def test_what_cannot_be_replaced_is_told_once_and_tried_again(world: World) -> None:
