@@ -20,7 +20,7 @@ LATE_S = 10.0
 LONG_S = 1.0
 # How many calls may be under way at such a server that nobody waits for: callers that come and go would otherwise leave
 # it more than it can answer before the client ends, and cancels the rest.
-MOST_LEFT = 256
+MOST_LEFT = 64
 # When a server that has not said its version is asked again.
 ASK_AGAIN_S = 60.0
 
