@@ -34,8 +34,8 @@ PLAIN_TIFF = frozenset((1, 2, 3, 4, 5, 8, 32773, 32946))
 # How many bytes a value of each TIFF type has (TIFF 6.0, section 2; BigTIFF's 16 to 18).
 TIFF_SIZES = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 6: 1, 7: 1, 8: 2, 9: 4, 10: 8, 11: 4, 12: 8, 13: 4, 16: 8, 17: 8, 18: 8}
 
-# A number, a comment's line, or white space.
-HEADER_PART = re.compile(rb"([0-9.+-]+)|#[^\r\n]*[\r\n]?|\s+")
+# A number or a part of one, a comment's line, or white space.
+HEADER_PART = re.compile(rb"([^\s#]+)|#[^\r\n]*[\r\n]?|\s+")
 MARKER = re.compile(rb"\xff[^\x00\xff]")
 MARKER_IN_SCAN = re.compile(rb"\xff[^\x00\xd0-\xd7\xff]")
 # Restart markers, SOI, EOI and TEM stand alone; all others have a length (ITU T.81, table B.1).
@@ -200,18 +200,22 @@ def _bmp(data: bytes, limits: Limits) -> Structure:
 
 
 def _ppm(data: bytes, limits: Limits) -> Structure:
-    # Three numbers behind the magic one (two of a bitmap), comments and white space before each of them.
+    # Three numbers behind the magic one (two of a bitmap). White space ends a number; a comment does not.
     numbers: list[int] = []
+    token = b""
     at = next((at for at in range(6) if data[at : at + 1].isspace()), 2)
     wanted = 2 if data[1:2] in b"14" else 3
     for steps in range(limits.max_segments + 1):
-        _segments(steps, limits)
+        _segments(steps + 1, limits)
         found = HEADER_PART.match(data, at)
-        if found is None:
-            return Structure()  # no PPM
+        if found is None or len(token) > 10:
+            return Structure()  # no PPM, and Pillow reads no further
         at = found.end()
         if found[1]:
-            numbers.append(int(found[1]) if found[1].isdigit() and len(found[1]) < 12 else 0)
+            token += found[1][:11]
+        elif token and found[0][:1] != b"#":
+            numbers.append(int(token) if token.isdigit() else 0)
+            token = b""
             if len(numbers) == wanted:
                 break
     # Pillow goes through the header from byte to byte.

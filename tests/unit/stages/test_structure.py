@@ -58,6 +58,11 @@ REFUSED = {
     "plain PPM": (b"P3\n10 10\n255\n" + b"#\n" * 600_000, "max_slow_bytes"),
     "PGM up to 254": (b"P5\n1100 1100\n254\n" + bytes(1_210_000), "max_slow_bytes"),
     "PPM comment": (b"P6\n#" + b"x" * 1_100_000 + b"\n1 1\n255\nabc", "max_slow_bytes"),
+    "comments within a number": (
+        b"P6\n1#" + b"x" * 600_000 + b"\n0#" + b"x" * 600_000 + b"\n 1 255 ",
+        "max_slow_bytes",
+    ),
+    "many comments": (b"P6\n1" + b"#\n" * 6000 + b" 1 255 abc", "max_segments"),
     "one colour": (encoded(Image.new("RGB", (9000, 9000)), "WEBP", lossless=True, method=0), "max_pixels_per_byte"),
 }
 
