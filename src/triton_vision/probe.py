@@ -6,7 +6,10 @@ must start quickly.
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import re
+import stat
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Literal
@@ -14,6 +17,7 @@ from typing import Literal
 PHOTO = Path(__file__).parent / "server" / "warm.jpg"
 # In an ensemble's directory, beside its config.pbtxt, for a pipeline that does not take the package's photo.
 OWN_PHOTO = "probe.jpg"
+LARGEST = 32 * 1024 * 1024
 
 # What Triton answers, with 503 or UNAVAILABLE, when there is more work than it can do.
 BUSY = re.compile(r"exceeds maximum queue size|timeout expired", re.IGNORECASE)
@@ -51,10 +55,12 @@ def photo_for(folder: Path | None) -> bytes:
         OSError: there is a ``probe.jpg`` that cannot be read.
     """
     if folder is not None:
-        try:
-            return (folder / OWN_PHOTO).read_bytes()
-        except (FileNotFoundError, NotADirectoryError):
-            pass
+        own = folder / OWN_PHOTO
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            info = own.stat()
+            if not stat.S_ISREG(info.st_mode) or info.st_size > LARGEST:
+                raise OSError(errno.EINVAL, f"must be a file of at most {LARGEST} bytes", str(own))
+            return own.read_bytes()
     return PHOTO.read_bytes()
 
 
@@ -74,6 +80,7 @@ def verdict(status: int, message: str) -> Verdict:
         return "busy"
     if status in (401, 403):
         return "closed"
-    if 400 <= status < 500 and not GONE.search(message):
+    # Triton's own No to a photo. Other answers of this class are those of a port that serves something else.
+    if status in (400, 404) and not GONE.search(message):
         return "refused"
     return "broken"

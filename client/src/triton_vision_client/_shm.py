@@ -2,6 +2,7 @@
 
 A region is a file in /dev/shm. Its name holds the process that made it, by PID namespace, number and start time, so
 that whoever comes after a crash can tell what is left over, and remove it. Other containers' processes are not judged.
+Servers know it by that name with a secret behind it: whoever may infer could read and write a region by its name alone.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import itertools
 import mmap
 import os
 import re
+import secrets
 import struct
 import sys
 import threading
@@ -23,7 +25,7 @@ from tritonclient.grpc import service_pb2
 
 SHM = Path("/dev/shm")
 PREFIX = "triton_vision_client"
-NAME = re.compile(rf"{PREFIX}\.(\d+)\.(\d+)\.(\d+)\.\d+")
+NAME = re.compile(rf"({PREFIX}\.(\d+)\.(\d+)\.(\d+)\.\d+)(?:\.[0-9a-f]{{32}})?")
 # Regions come in powers of two from here on, so that few serve for many.
 SMALLEST = 1 << 20
 # Free regions that are kept, in bytes in all.
@@ -35,11 +37,16 @@ UNKNOWN_REGION = "unable to find shared memory region"
 
 
 class Region:
-    """A piece of shared memory of this process."""
+    """A piece of shared memory of this process.
 
-    def __init__(self, name: str, size: int) -> None:
-        self.name, self.size = name, size
-        path = SHM / name
+    Attributes:
+        name: by which a server knows it.
+    """
+
+    def __init__(self, file: str, size: int) -> None:
+        self.name, self.size = f"{file}.{secrets.token_hex(16)}", size
+        self._file = file
+        path = SHM / file
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
         try:
             # Reserves the memory: a write into a full /dev/shm would otherwise end this process with SIGBUS.
@@ -62,12 +69,12 @@ class Region:
 
     def registration(self) -> Any:
         """The message that tells a server of it."""
-        return service_pb2.SystemSharedMemoryRegisterRequest(name=self.name, key=f"/{self.name}", byte_size=self.size)
+        return service_pb2.SystemSharedMemoryRegisterRequest(name=self.name, key=f"/{self._file}", byte_size=self.size)
 
     def remove(self) -> None:
         """Gives the memory back, once the server has done so, too. Idempotent."""
         with suppress(FileNotFoundError):
-            (SHM / self.name).unlink()
+            (SHM / self._file).unlink()
         self._map.close()
 
 
@@ -173,12 +180,12 @@ def left_over(names: Sequence[str]) -> Iterator[str]:
     """Those of the names that are regions of processes that are gone, or gone regions of this one."""
     for name in names:
         match = NAME.fullmatch(name)
-        if match is None or int(match[1]) != _namespace():
+        if match is None or int(match[2]) != _namespace():
             continue
-        process = int(match[2])
-        if _process(process) != f"{match[1]}.{match[2]}.{match[3]}":
+        process = int(match[3])
+        if _process(process) != f"{match[2]}.{match[3]}.{match[4]}":
             yield name
-        elif process == os.getpid() and not (SHM / name).exists():
+        elif process == os.getpid() and not (SHM / match[1]).exists():
             yield name  # of a client that nobody has closed
 
 

@@ -174,6 +174,10 @@ def check(url: str, model: str, timeout: float = DEFAULT_TIMEOUT_S, photo: bytes
         # Where its readiness is closed, this is how a server says that it does not have the model at all.
         served = ready == 200 or not re.match(r"HTTP 4\d\d: request for unknown model", told, re.IGNORECASE)
         return Health(False, f"unhealthy: {model} is broken ({told})", served)
+    if found == "closed":
+        return Health(
+            False, f"unhealthy: {model} cannot be tried without the inference token: set ${TOKEN_VARIABLE} ({told})"
+        )
     return Health(True, f"healthy: {model} is ready, and refused a photo ({told})")
 
 

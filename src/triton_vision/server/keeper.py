@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 PERIOD_S = 0.2
 FIRST_DELAY_S, LAST_DELAY_S = 1.0, 30.0
+# How a server that was crashed is spoken of (child.Child.ended), and how long it is left alone at most.
+CRASHED, CRASH_DELAY_S = "ended with signal", 4.0
 # A server that has served for so long is taken for healthy: the next failure is the first again.
 HEALTHY_S = 60.0
 MOST_FAILURES = 10
@@ -31,22 +33,25 @@ def keep(server: TritonServer, tell: Callable[[str], None], ready: Callable[[], 
         ready: called when the server is ready again after a restart.
 
     Raises:
-        ServerStartError: it failed MOST_FAILURES times in a row; each time either its start did, or it ended within
-            HEALTHY_S seconds of it.
+        ServerStartError: its start failed MOST_FAILURES times in a row. A crash does not count: callers may have caused
+            it, and must not be able to end the server for good.
     """
-    failures = 0
+    failures = crashes = 0
     while True:
         began = time.monotonic()
         why = _watch(server, tell)
         if not why:
             return
         if time.monotonic() - began >= HEALTHY_S:
-            failures = 0
+            crashes = 0
+        failures = 0
         while why:
-            failures += 1
+            crashes += 1
+            if CRASHED not in why:
+                failures += 1
             if failures >= MOST_FAILURES:
                 raise ServerStartError(f"{why}; that was the {failures}th failure in a row, so it is not restarted")
-            delay = min(FIRST_DELAY_S * 2 ** (failures - 1), LAST_DELAY_S)
+            delay = min(FIRST_DELAY_S * 2 ** (crashes - 1), CRASH_DELAY_S if CRASHED in why else LAST_DELAY_S)
             tell(f"error: {why}; restarting in {delay:g} s")
             why = _restart(server, delay)
             if server.stop_requested.is_set():

@@ -75,7 +75,8 @@ class Rate:
     def __init__(self) -> None:
         self.waiting = 0.0
         self.per_second = 0.0
-        self._busy: deque[tuple[float, float]] = deque()
+        self._each = 1.0
+        self._busy: deque[tuple[float, float, float]] = deque()
 
     def see(self, now: float, waiting: float, done: float, requests: float) -> None:
         """Takes a sample.
@@ -86,14 +87,17 @@ class Rate:
             done: items that it has done since it was loaded.
             requests: in so many requests.
         """
-        self.waiting = waiting * (done / requests if requests else 1.0)
+        self.waiting = waiting * self._each
         if not waiting or (self._busy and done < self._busy[-1][1]):
             self._busy.clear()
             return
-        self._busy.append((now, done))
+        self._busy.append((now, done, requests))
         while now - self._busy[0][0] > WINDOW_S:
             self._busy.popleft()
-        seconds, count = now - self._busy[0][0], done - self._busy[0][1]
+        seconds, count, calls = now - self._busy[0][0], done - self._busy[0][1], requests - self._busy[0][2]
+        if calls > 0:
+            self._each = max(1.0, count / calls)
+            self.waiting = waiting * self._each
         if seconds >= LEAST_WINDOW_S and count:
             self.per_second = count / seconds
 

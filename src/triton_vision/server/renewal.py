@@ -19,7 +19,7 @@ from typing import Any, Protocol
 
 from triton_vision.run import debt_path, paid
 from triton_vision.server.errors import ModelLoadError
-from triton_vision.server.stubs import SHM, Stub, StubWatch
+from triton_vision.server.stubs import NAMELESS, SHM, Stub, StubWatch
 
 MIB = 1024 * 1024
 # A new stub takes 1 MiB at once, and a little more when its model has loaded.
@@ -155,6 +155,7 @@ class Tending:
         self._renewed: dict[str, float] = {}
         self._interval: dict[str, float] = defaultdict(lambda: LEAST_INTERVAL_S)
         self._complained: set[str] = set()
+        self._search_until = 0.0
         self._watch.look()
         Reserve(run / RESERVE).take()
 
@@ -164,9 +165,13 @@ class Tending:
         Returns:
             Why the server must be restarted; empty if it need not be.
         """
-        running = self._watch.look()
+        # What dies right after it was made must have been seen alive, or nobody knows whose it was.
+        running = self._watch.look(search=time.monotonic() < self._search_until)
         if self._renewal is not None:
+            self._search_until = time.monotonic() + HEALED_S
             return self._finish(self._renewal) if self._renewal.done else ""
+        if self._watch.nameless(HEALED_S):
+            return f"Triton keeps a dead process of {NAMELESS}"
         lost = self._watch.lost()
         now = _clock()
         remaining = [stub for stub in lost if now - self._healed.get(stub, now) > HEALED_S]

@@ -87,15 +87,19 @@ class StubWatch:
         self._dead_since: dict[int, float] = {}
         self._nameless: dict[int, float] = {}
 
-    def look(self) -> list[Stub]:
-        """Those that run now."""
+    def look(self, *, search: bool = False) -> list[Stub]:
+        """Those that run now; ``search``: new ones may have been made just now."""
         now = time.monotonic()
-        if now - self._searched >= self._pause:
+        if search or now - self._searched >= self._pause:
             self._searched = now
-            for pid in self._children():
+            children = self._children()
+            for pid in children:
                 stub = read_stub(pid)
                 if stub is not None:
                     self._known.setdefault(pid, stub)
+            # One that died before it was seen alive has left no name.
+            zombies = [pid for pid in children if pid not in self._known and _is_dead_stub(pid)]
+            self._nameless = {pid: self._nameless.get(pid, now) for pid in zombies}
         # A zombie has no command line, and another process of the same number another one.
         running = {pid: stub for pid, stub in self._known.items() if read_stub(pid) == stub}
         for pid, stub in list(self._known.items()):
@@ -110,15 +114,16 @@ class StubWatch:
 
     def dead_model(self) -> str:
         """The name of a model whose process has been dead for PATIENCE_S seconds; empty if there is none."""
-        self.look()
+        self.look(search=True)
         dead = self._dead(PATIENCE_S)
         if dead:
             return dead[0].model
-        # One that died before it was seen alive has left no name.
+        return NAMELESS if self.nameless(PATIENCE_S) else ""
+
+    def nameless(self, seconds: float) -> bool:
+        """Whether a process has been dead for so long that died before it was seen alive, and so has left no name."""
         now = time.monotonic()
-        zombies = [pid for pid in self._children() if pid not in self._known and _is_dead_stub(pid)]
-        self._nameless = {pid: self._nameless.get(pid, now) for pid in zombies}
-        return NAMELESS if any(now - since > PATIENCE_S for since in self._nameless.values()) else ""
+        return any(now - since > seconds for since in self._nameless.values())
 
     def lost(self) -> list[Stub]:
         """Those that have died by themselves, as the last looks saw it: Triton still holds on to their regions."""

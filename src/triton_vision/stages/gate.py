@@ -17,6 +17,7 @@ from triton_vision.stages.errors import Overloaded
 
 # An older page is left from a keeper that does not write any more.
 STALE_S = 2.0
+MARGIN = 2.0
 
 
 class Gate:
@@ -47,7 +48,8 @@ class Gate:
             return
         if written != self._written:
             self._written, self._admitted = written, 0
-        if self._admitted >= room or 0.0 < timeout < wait:
+        # What an answer takes varies, and one that comes just too late is work for nobody.
+        if self._admitted >= room or 0.0 < timeout < MARGIN * wait:
             raise Overloaded(wait)
         self._admitted += items
 

@@ -33,6 +33,8 @@ Parameters = Mapping[str, Any]
 STATUS = "STATUS"
 # Asking whether a request has been cancelled costs 70 us: worth it between items that take this many seconds.
 SLOW_ITEM_S = 0.02
+# A batch that takes longer than this many seconds lets others pass before its last items are done.
+LONG_BATCH_S = 0.4
 # A status has at most so many characters, none of them a control character.
 STATUS_LENGTH = 500
 _MORE = re.compile(r"[\x00-\x1f\x7f]+")
@@ -155,18 +157,25 @@ class ItemStage(Stage):
     """
 
     process: Any
+    # Whether ``process`` may be called from several threads, whatever ``threads`` says: then a batch that takes long
+    # gives way to others.
+    concurrent = False
     _pool: ThreadPoolExecutor | None = None
 
     def run(self, batch: Batch) -> None:
         batch.outputs = [[None] * len(batch.status) for tensor in self._made]
         slow = False
+        started = time.perf_counter()
 
         def one(row: int) -> None:
             nonlocal slow
             try:
                 batch.check(row, slow)
                 began = time.perf_counter()
-                result = self.process(*[_item(array[row]) for array in batch.inputs])
+                items = [_item(array[row]) for array in batch.inputs]
+                if self.concurrent and began - started > LONG_BATCH_S:
+                    raise Aside(SLOW_ITEM_S, partial(self._later, items))
+                result = self.process(*items)
                 slow = time.perf_counter() - began > SLOW_ITEM_S
                 self._keep(batch, row, result)
             except Aside as aside:
@@ -190,6 +199,12 @@ class ItemStage(Stage):
                 self._keep(batch, row, aside.work(partial(batch.check, row, True)))
             except BaseException as error:  # noqa: BLE001 - one item's failure must stay its own
                 batch.note(row, error)
+
+    def _later(self, items: list[Any], check: Callable[[], None]) -> Any:
+        try:
+            return self.process(*items)
+        except Aside as aside:
+            return aside.work(check)
 
     @cached_property
     def _made(self) -> list[Tensor]:

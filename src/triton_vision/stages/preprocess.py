@@ -35,6 +35,8 @@ class Preprocess(ItemStage):
     The parameters are those of the table in ``docs/stages.md``.
     """
 
+    concurrent = True
+
     def setup(self, config: StageConfig) -> None:
         config.require("input", "IMAGE", {"TYPE_STRING": (1,)})
         resize, crop = config.integer("resize", 256), config.integer("crop", 224)

@@ -27,10 +27,13 @@ COPIES = {"WebP": 12.5, "AVIF": 9.0}
 ROW_BYTES = 24
 # What Python's decoders take for each byte and each pixel.
 SLOW_BYTE_S, SLOW_PIXEL_S = 10e-6, 0.5e-6
+# Seconds that a file is taken to need of which nothing is known.
+UNKNOWN_S = 0.3
 # A header of up to so many segments and bytes is read in no time; decoders copy longer ones over and over.
 FEW_SEGMENTS, SHORT_HEAD = 64, 1024 * 1024
 # TIFF's compressions (tag 259) that take a time in proportion to the pixels: none, CCITT, LZW, deflate, PackBits.
 PLAIN_TIFF = frozenset((1, 2, 3, 4, 5, 8, 32773, 32946))
+TIFF_BYTES, TILE_PIXEL_BYTES = frozenset((1, 2, 6, 7)), 8
 # How many bytes a value of each TIFF type has (TIFF 6.0, section 2; BigTIFF's 16 to 18).
 TIFF_SIZES = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 6: 1, 7: 1, 8: 2, 9: 4, 10: 8, 11: 4, 12: 8, 13: 4, 16: 8, 17: 8, 18: 8}
 
@@ -50,11 +53,13 @@ class Structure:
 
     Attributes:
         seconds: of CPU.
+        bytes: of memory.
         pixel_seconds, pixel_bytes: further ones for each pixel.
         unbounded: nothing bounds the time that a decoder takes for it.
     """
 
     seconds: float = 0.0
+    bytes: int = 0
     pixel_seconds: float = 0.0
     pixel_bytes: float = 0.0
     unbounded: bool = False
@@ -62,7 +67,7 @@ class Structure:
     def check_quick(self, limits: Limits, quick: Quick | None) -> None:
         """Raises TakesLong for a file that not even Pillow's ``open`` is quick with; how large it is, is not known."""
         if quick is not None and (self.unbounded or self.seconds > quick.seconds):
-            raise TakesLong(self.seconds, limits.max_memory)
+            raise TakesLong(min(max(self.seconds, UNKNOWN_S), limits.max_seconds), limits.max_memory)
 
     def check(
         self, name: str, mode: str, size: tuple[int, int], encoded: int, limits: Limits, quick: Quick | None
@@ -83,11 +88,11 @@ class Structure:
         limits.check_size(*size, encoded)
         pixels = size[0] * size[1]
         each = PIXEL_BYTES.get(mode, OTHER_BYTES) + COPIES.get(name, 0.0) + self.pixel_bytes
-        needed = pixels * each + size[1] * ROW_BYTES + 2 * encoded
+        needed = pixels * each + size[1] * ROW_BYTES + 2 * encoded + self.bytes
         limits.check_memory(needed)
         seconds = self.seconds + pixels * (PIXEL_S.get(name, OTHER_S) + self.pixel_seconds)
         if quick is not None and (seconds > quick.seconds or needed > quick.bytes):
-            raise TakesLong(seconds, needed)
+            raise TakesLong(min(seconds, limits.max_seconds), needed)
 
 
 def inspect(name: str, data: bytes, limits: Limits) -> Structure:
@@ -247,14 +252,35 @@ def _tiff(data: bytes, limits: Limits) -> Structure:
     entry, step, first = (order + "HHQH", 20, 8) if big else (order + "HHIH", 12, 2)
     count = min(count, (len(data) - at - first) // step)
     _segments(count, limits)
-    values, compression = 0, 1
+    values, plain, tile = 0, True, [0, 0]
     for index in range(count):
         tag, kind, number, short = struct.unpack_from(entry, data, at + first + step * index)
-        if number * TIFF_SIZES.get(kind, 1) <= len(data):  # Pillow skips the others
+        # Pillow skips what does not fit, and takes bytes as they are.
+        if kind not in TIFF_BYTES and number * TIFF_SIZES.get(kind, 1) <= len(data):
             values += number
         if tag == 259:
-            compression = short
-    return Structure(seconds=count * SEGMENT_S + values * 2e-6, unbounded=compression not in PLAIN_TIFF)
+            plain = plain and short in PLAIN_TIFF
+        elif tag == 266:  # the bits of each byte the other way round: all strips are copied
+            plain = plain and short == 1
+        elif tag in (322, 323):
+            wide = struct.unpack_from(
+                order + ("H" if kind == 3 else "I"), data, at + first + step * index + step - 4 - 4 * big
+            )
+            tile[tag - 322] = max(tile[tag - 322], wide[0])
+    # A tile is decoded whole, however little of it the image needs.
+    pixels = tile[0] * tile[1]
+    seconds = count * SEGMENT_S + values * 2e-6 + pixels * PIXEL_S["TIFF"]
+    return Structure(seconds, pixels * TILE_PIXEL_BYTES, unbounded=not plain)
+
+
+def _webp(data: bytes, limits: Limits) -> Structure:  # noqa: ARG001 - as the others
+    # Lossless images, and alpha channels, may bring tables that take far more than their pixels.
+    return Structure(unbounded=data[12:16] != b"VP8 ")
+
+
+def _avif(data: bytes, limits: Limits) -> Structure:  # noqa: ARG001 - as the others
+    # The frame inside has a size of its own, which the container need not tell.
+    return Structure(unbounded=True)
 
 
 LOOKS: dict[str, Callable[[bytes, Limits], Structure]] = {
@@ -264,4 +290,6 @@ LOOKS: dict[str, Callable[[bytes, Limits], Structure]] = {
     "BMP": _bmp,
     "PPM": _ppm,
     "TIFF": _tiff,
+    "WebP": _webp,
+    "AVIF": _avif,
 }

@@ -196,7 +196,6 @@ def test_a_model_that_fails_on_the_photo_is_unhealthy_although_it_counts_as_read
         error(400, "[request id: <id_unknown>] unexpected inference input 'IMAGE' for model 'yolo'"),
         error(400, "in ensemble 'faces', image 0: no_face: nobody is to be seen"),
         error(400, "in ensemble 'plants', image 0: wilted: the leaf is not healthy"),
-        CLOSED,
     ],
 )
 def test_a_refusal_is_an_answer(triton: Triton, answer: Answer) -> None:
@@ -204,6 +203,20 @@ def test_a_refusal_is_an_answer(triton: Triton, answer: Answer) -> None:
     found = check(triton.url, "ensemble")
     assert found.healthy
     assert found.report.startswith(f"healthy: ensemble is ready, and refused a photo (HTTP {answer[0]}: ")
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (CLOSED, "cannot be tried without the inference token: set $TRITON_VISION_INFERENCE_TOKEN"),
+        (error(405, "no"), "is broken"),
+    ],
+)
+def test_what_could_not_be_tried_is_not_taken_for_healthy(triton: Triton, answer: Answer, words: str) -> None:
+    triton.infer = answer
+    found = check(triton.url, "ensemble")
+    assert not found.healthy
+    assert words in found.report
 
 
 @pytest.mark.parametrize("answer", [FULL, EXPIRED])
@@ -359,7 +372,7 @@ def test_an_ensemble_has_a_photo_of_its_own(triton: Triton, tmp_path: Path) -> N
     assert sent["POST /v2/models/dogs/infer"] == PHOTO.read_bytes()
     (tmp_path / "dogs" / "probe.jpg").mkdir(parents=True)
     assert check_all(triton.url, repository=tmp_path).report == (
-        f"unhealthy: {tmp_path}/dogs/probe.jpg cannot be read (is a directory)"
+        f"unhealthy: {tmp_path}/dogs/probe.jpg cannot be read (must be a file of at most 33554432 bytes)"
     )
 
 

@@ -49,6 +49,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(keeper, "PERIOD_S", 0.0)
     monkeypatch.setattr(keeper, "FIRST_DELAY_S", 0.001)
     monkeypatch.setattr(keeper, "LAST_DELAY_S", 0.004)
+    monkeypatch.setattr(keeper, "CRASH_DELAY_S", 0.004)
 
 
 def keep(server: Doomed) -> tuple[list[str], int]:
@@ -72,11 +73,18 @@ def test_the_delay_doubles_and_a_start_that_fails_counts() -> None:
     assert server.stops == 5  # what was left is ended before each start
 
 
-def test_it_gives_up_after_so_many_failures_in_a_row() -> None:
-    server = Doomed([None] * 99)
-    with pytest.raises(ServerStartError, match=f"{DIED}; that was the 10th failure in a row, so it is not restarted"):
+def test_it_gives_up_after_so_many_starts_that_fail_in_a_row() -> None:
+    server = Doomed([OSError("no space")] * 99)
+    with pytest.raises(ServerStartError, match="no space; that was the 10th failure in a row, so it is not restarted"):
         keep(server)
-    assert len(server.starts) == 90
+    assert len(server.starts) == 89
+
+
+def test_callers_who_crash_it_cannot_end_it_for_good() -> None:
+    died = ServerStartError(f"{DIED}: it said no reason")
+    told, ready = keep(Doomed([None, died, died] * 20))
+    assert ready == 20
+    assert len(told) == 61
 
 
 def test_time_in_health_makes_the_next_failure_the_first_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,7 +96,7 @@ def test_time_in_health_makes_the_next_failure_the_first_again(monkeypatch: pyte
 
 def test_a_stop_ends_the_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(keeper, "FIRST_DELAY_S", 600.0)
-    monkeypatch.setattr(keeper, "LAST_DELAY_S", 600.0)
+    monkeypatch.setattr(keeper, "CRASH_DELAY_S", 600.0)
     server = Doomed([])
     threading.Timer(0.1, server.stop_requested.set).start()
     assert keep(server) == ([f"error: {DIED}; restarting in 600 s"], 0)

@@ -51,9 +51,15 @@ class Watch(StubWatch):
     def __init__(self) -> None:
         self.running: list[Stub] = []
         self.dead: list[Stub] = []
+        self.unknown = False
 
-    def look(self) -> list[Stub]:
+    def look(self, *, search: bool = False) -> list[Stub]:
+        del search
         return self.running
+
+    def nameless(self, seconds: float) -> bool:
+        del seconds
+        return self.unknown
 
     def lost(self) -> list[Stub]:
         return self.dead
@@ -148,6 +154,12 @@ def test_the_first_new_process_finds_room_however_full_it_is(world: World) -> No
     world.pass_time(2)
     assert world.index.reserved == [False]
     assert reserve.stat().st_blocks * 512 >= renewal.RESERVE_BYTES
+
+
+def test_a_process_that_died_before_it_was_seen_ends_the_server(world: World) -> None:
+    assert world.pass_time(10) == ""
+    world.watch.unknown = True
+    assert world.pass_time(1) == "Triton keeps a dead process of a Python model"
 
 
 def test_what_cannot_be_replaced_is_told_once_and_tried_again(world: World) -> None:

@@ -99,7 +99,6 @@ def test_memory_is_known_from_the_header() -> None:
         encoded(noise(1), "PPM"),
         encoded(noise(1), "TIFF", compression="tiff_lzw"),
         encoded(noise(1), "WEBP"),
-        encoded(noise(1), "AVIF"),
         b"P5 # a comment\n2\t2\n65535\n" + bytes(8),
         encoded(noise(1), "JPEG", icc_profile=bytes(300_000)),
         jpeg(1) + bombs.segment(0xDA, b"") * 9000,  # behind the end of the image
@@ -118,6 +117,10 @@ def test_ordinary_files_are_quick(data: bytes) -> None:
         bombs.inside_jpeg(bombs.segment(0xE1, b"Exif\0\0" + bytes(65000)) * 40),
         b"P3\n300 300\n255\n" + b"1 " * 270_000,
         encoded(noise(1), "TIFF", compression="jpeg"),
+        encoded(noise(1), "AVIF"),
+        encoded(noise(1), "WEBP", lossless=True),
+        bombs.tiff((256, 3, 1, 100), (257, 3, 1, 100), (266, 3, 1, 2)),
+        bombs.tiff((256, 3, 1, 100), (257, 3, 1, 100), (259, 3, 1, 5), (322, 4, 1, 4000), (323, 4, 1, 4000)),
         bombs.tiff((273, 4, 1000, 8))[:-4] + bytes(4000),
     ],
 )
@@ -126,6 +129,8 @@ def test_what_nothing_bounds_is_not_decoded_where_others_wait(data: bytes) -> No
         with pytest.raises((TakesLong, ImageRefused)) as caught:
             read_frame(data, Limits(), quick=Quick())
         assert caught.type is TakesLong or len(data) < 5000
+        if isinstance(caught.value, TakesLong):
+            assert 0.1 < caught.value.seconds <= Limits.max_seconds
 
     assert spent(look) < SECONDS_FOR_ANY
 
