@@ -87,9 +87,10 @@ class Rate:
             done: items that it has done since it was loaded.
             requests: in so many requests.
         """
-        self.waiting = waiting * self._each
+        self.waiting = waiting
         if not waiting or (self._busy and done < self._busy[-1][1]):
             self._busy.clear()
+            self._each = 1.0  # the next callers may send fewer at once
             return
         self._busy.append((now, done, requests))
         while now - self._busy[0][0] > WINDOW_S:
@@ -97,7 +98,7 @@ class Rate:
         seconds, count, calls = now - self._busy[0][0], done - self._busy[0][1], requests - self._busy[0][2]
         if calls > 0:
             self._each = max(1.0, count / calls)
-            self.waiting = waiting * self._each
+        self.waiting = waiting * self._each
         if seconds >= LEAST_WINDOW_S and count:
             self.per_second = count / seconds
 

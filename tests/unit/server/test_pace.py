@@ -67,6 +67,14 @@ def test_requests_of_many_images_count_as_many(pace: Pace) -> None:
     assert pace.told("first")[0] == pytest.approx(160 / 60, rel=0.01)
 
 
+def test_callers_of_many_images_do_not_weigh_on_those_who_come_later(pace: Pace) -> None:
+    for tick in range(30):
+        pace.see(tick / 10, metrics(10, 96 + 6 * tick, 6 + 6 * tick / 32))
+    pace.see(3.0, metrics(0, 300, 20))
+    pace.see(10.0, metrics(30, 300, 20))
+    assert pace.told("first")[0] == pytest.approx(0.5)
+
+
 def test_an_endless_queue_of_unknown_speed_is_not_made_longer(pace: Pace) -> None:
     pace.see(0.0, metrics(200, 0))
     assert pace.told("first") == (0.0, math.inf)
