@@ -13,8 +13,9 @@ from pathlib import Path
 # The environment variable in which a stage finds the run-time folder of its server.
 VARIABLE = "TRITON_VISION_RUN"
 # A page for each first stage: when it was written (time.monotonic, which all processes of a machine share), seconds
-# that a request admitted now would wait, and how many items each instance may admit until the next page.
-PAGE = struct.Struct("<ddd")
+# that a request admitted now would wait, how many items each instance may admit until the next page, and by how many
+# seconds each of those makes the wait longer.
+PAGE = struct.Struct("<dddd")
 
 
 def folder() -> Path | None:

@@ -169,10 +169,10 @@ class Pace:
             waiting = found.get("pending_request_count", 0.0)
             rate.see(now, waiting, found.get("count", 0.0), found.get("request_success", 0.0))
 
-    def told(self, first: str) -> tuple[float, float]:
-        """Seconds that a request admitted now would wait, and items that each instance may admit in this period."""
+    def told(self, first: str) -> tuple[float, float, float]:
+        """What the page of a first stage says: see ``run.PAGE``."""
         chain = self._chains[first]
-        wait, room = 0.0, math.inf
+        wait, room, each = 0.0, math.inf, 0.0
         for steps in chain.steps:
             rates = [self._rates[name] for name in steps]
             total = sum(rate.wait() for rate in rates)
@@ -181,5 +181,6 @@ class Pace:
             if total == math.inf:
                 room = 0.0
             elif total:
+                each = max(each, chain.instances / slowest)
                 room = min(room, max(0.0, chain.patience - total) * slowest / chain.instances)
-        return min(wait, 1e6), room
+        return min(wait, 1e6), room, each

@@ -43,11 +43,12 @@ class Gate:
         Raises:
             Overloaded: its answer would come too late.
         """
-        written, wait, room = PAGE.unpack(self._page)
+        written, wait, room, each = PAGE.unpack(self._page)
         if time.monotonic() - written > STALE_S:
             return
         if written != self._written:
             self._written, self._admitted = written, 0
+        wait += self._admitted * each
         # What an answer takes varies, and one that comes just too late is work for nobody.
         if self._admitted >= room or 0.0 < timeout < MARGIN * wait:
             raise Overloaded(wait)

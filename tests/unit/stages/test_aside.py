@@ -214,9 +214,9 @@ def test_a_stage_that_never_comes_back_is_ended() -> None:
     assert (done.returncode, done.stdout) == (-signal.SIGPROF, "[[0.]]\n"), done.stderr
 
 
-def page(folder: Path, wait: float, room: float, age: float = 0.0) -> Path:
+def page(folder: Path, wait: float, room: float, age: float = 0.0, each: float = 0.0) -> Path:
     path = run.page_path(folder, "numbers")
-    content = run.PAGE.pack(time.monotonic() - age, wait, room)
+    content = run.PAGE.pack(time.monotonic() - age, wait, room, each)
     if path.exists():
         with path.open("r+b") as file:
             file.write(content)
@@ -236,6 +236,11 @@ def test_the_gate_admits_what_can_be_answered_in_time(tmp_path: Path) -> None:
     gate.admit(1, 0.0)
     with pytest.raises(Overloaded):
         gate.admit(1, 1.5)
+    # Those who have just been admitted come first.
+    page(tmp_path, 1.0, 9.0, each=0.5)
+    gate.admit(2, 2.5)
+    with pytest.raises(Overloaded, match=r"about 2\.0 s"):
+        gate.admit(1, 2.5)
     page(tmp_path, 2.0, 0.0, age=5.0)
     gate.admit(1, 1.5)  # nobody writes it any more
 
