@@ -13,7 +13,7 @@ from triton_vision.server.security import LOOPBACK, Security, is_local
 def limit(security: Security, host: str, version: str, expose: bool = False) -> tuple[Security, list[str]]:
     """Keeps strangers from what they could crash.
 
-    A defect without a fixed release is no ground to refuse: there would be nothing to do about it.
+    A defect that no release has fixed refuses nothing: the operator could do nothing about it.
 
     Args:
         security: how the server is to be closed.

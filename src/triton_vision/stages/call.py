@@ -64,7 +64,7 @@ class Call:
 
 
 def read_parameters(text: str) -> Parameters:
-    """A request's parameters, as the Python backend hands them over; raises InvalidRequest where they are no object."""
+    """A request's parameters, as the Python backend gives them; raises InvalidRequest where they are not an object."""
     if not text or text == "{}":
         return {}
     try:
@@ -72,7 +72,7 @@ def read_parameters(text: str) -> Parameters:
     except (ValueError, RecursionError):
         parameters = None
     if not isinstance(parameters, dict):
-        raise InvalidRequest("the request's parameters are no JSON object")
+        raise InvalidRequest("the request's parameters are not a JSON object")
     return parameters
 
 

@@ -48,7 +48,7 @@ def sniff(data: bytes) -> str:
         brands = [head[at : at + 4] for at in range(16, min(size, len(head)), 4)]
         return "AVIF" if b"avif" in brands else "HEIC"
     known = next((name for name, pattern in SIGNATURES if pattern.match(head)), "")
-    # What may stand before an SVG's own element is no business of a pattern that would try it in every way.
+    # A pattern for what may precede an SVG's own element would try it in every possible way.
     return known or ("SVG" if b"<svg" in head and head.lstrip().startswith(b"<") else "")
 
 

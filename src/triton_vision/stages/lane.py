@@ -27,16 +27,21 @@ class Lane:
         self._thread: threading.Thread | None = None
         self._name = name
         self._seconds = 0.0
-        self._closing = False
+        self._opened = self._closing = False
 
     def open(self) -> bool:
         """Whether jobs are taken now; ``settle`` must follow when they have been put."""
         with self._changed:
-            return bool(self._jobs) or self._debt.begin()
+            # Set until ``settle``: the last job may end before the next is put, and must not end the debt with it.
+            self._opened = bool(self._jobs) or self._debt.begin()
+            return self._opened
 
     def settle(self) -> None:
-        """All jobs have been put that ``open`` was called for."""
+        """All jobs have been put that ``open`` was called for, if it was."""
+        if not self._opened:
+            return
         with self._changed:
+            self._opened = False
             if not self._jobs:
                 self._debt.end()
 
@@ -75,5 +80,5 @@ class Lane:
             with self._changed:
                 self._jobs.popleft()
                 self._seconds -= seconds
-                if not self._jobs:
+                if not (self._jobs or self._opened):
                     self._debt.end()
