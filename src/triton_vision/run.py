@@ -13,8 +13,8 @@ from pathlib import Path
 # The environment variable in which a stage finds the run-time folder of its server.
 VARIABLE = "TRITON_VISION_RUN"
 # A page for each first stage: when it was written (time.monotonic, which all processes of a machine share), seconds
-# that a request admitted now would wait, how many items each instance may admit until the next page, and by how many
-# seconds each of those makes the wait longer.
+# that a request admitted then would wait, seconds that one may wait at most, and by how many seconds each item that an
+# instance admits makes the wait longer.
 PAGE = struct.Struct("<dddd")
 
 

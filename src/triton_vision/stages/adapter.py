@@ -88,6 +88,8 @@ class Adapter:
     def execute(self, requests: Sequence[Any]) -> list[Any]:
         """Answers every request, each with its own result or its own error."""
         began = time.perf_counter()
+        if self._gate is not None:
+            self._gate.passed()
         calls = [Call(request) for request in requests]
         live = []
         for call in calls:

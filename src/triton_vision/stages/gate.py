@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import mmap
 import time
+from collections import deque
 from pathlib import Path
 
 from triton_vision import run
@@ -17,7 +18,7 @@ from triton_vision.stages.errors import Overloaded
 
 # An older page is left from a keeper that does not write any more.
 STALE_S = 2.0
-MARGIN = 2.0
+MARGIN = 2.5
 
 
 class Gate:
@@ -30,8 +31,9 @@ class Gate:
     def __init__(self, page: Path) -> None:
         with page.open("rb") as file:
             self._page = mmap.mmap(file.fileno(), PAGE.size, prot=mmap.PROT_READ)
-        self._written = 0.0
-        self._admitted = 0
+        # What the page does not count yet: how many items, and when they left this stage.
+        self._unseen: deque[tuple[float, int]] = deque()
+        self._here = self._admitted = 0
 
     def admit(self, items: int, timeout: float) -> None:
         """Counts a request's items in.
@@ -43,16 +45,25 @@ class Gate:
         Raises:
             Overloaded: its answer would come too late.
         """
-        written, wait, room, each = PAGE.unpack(self._page)
-        if time.monotonic() - written > STALE_S:
+        written, wait, patience, each = PAGE.unpack(self._page)
+        age = time.monotonic() - written
+        if age > STALE_S:
             return
-        if written != self._written:
-            self._written, self._admitted = written, 0
-        wait += self._admitted * each
+        while self._unseen and self._unseen[0][0] < written:
+            self._admitted -= self._unseen.popleft()[1]
+        # Since the page was written, items have been added to the queue, and others have left it.
+        wait += self._admitted * each - age
         # What an answer takes varies, and one that comes just too late is work for nobody.
-        if self._admitted >= room or 0.0 < timeout < MARGIN * wait:
+        if wait >= patience or 0.0 < timeout < MARGIN * wait:
             raise Overloaded(wait)
         self._admitted += items
+        self._here += items
+
+    def passed(self) -> None:
+        """All items that have been admitted are on their way to the rest of the chain."""
+        if self._here:
+            self._unseen.append((time.monotonic(), self._here))
+            self._here = 0
 
 
 def find_gate(model: str) -> Gate | None:

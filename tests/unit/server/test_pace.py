@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import http.server
-import math
 import threading
 import time
 from collections.abc import Iterator
@@ -29,7 +28,7 @@ def metrics(waiting: float, done: float, requests: float | None = None, model: s
             ("pending_request_count", waiting),
             ("count", done),
             ("request_success", done if requests is None else requests),
-            ("exec_count", 7),
+            ("exec_count", done // 6),
         )
     )
 
@@ -39,56 +38,79 @@ def pace(tmp_path: Path) -> Pace:
     return Pace({"first": CHAIN}, tmp_path)
 
 
+def feed(pace: Pace, start: float, seconds: float, waiting: float, rate: float = 60.0, requests: float = 1.0) -> float:
+    """Samples ten times a second, of a core that does ``rate`` items a second since 0.0; returns when they end."""
+    for tick in range(round(10 * seconds) + 1):
+        now = start + tick / 10
+        pace.see(now, metrics(waiting, rate * now, rate * now * requests))
+    return now
+
+
 def test_an_idle_chain_admits_everything(pace: Pace) -> None:
-    for second in range(10):
-        pace.see(second, metrics(0, 100 * second))
-    assert pace.told("first")[:2] == (0.0, math.inf)
+    now = feed(pace, 0.0, 10.0, waiting=0)
+    assert pace.told("first", now) == (0.0, 4.0, 0.0)
 
 
 def test_the_wait_is_what_waits_at_the_rate_of_a_busy_core(pace: Pace) -> None:
-    for tick in range(30):
-        pace.see(tick / 10, metrics(120, 6 * tick))
-    wait, room, each = pace.told("first")
+    now = feed(pace, 0.0, 3.0, waiting=114)
+    wait, patience, each = pace.told("first", now)
     assert each == pytest.approx(2 / 60)  # seconds, of two instances
-    assert wait == pytest.approx(2.0)
-    # Two more seconds of patience at 60 a second, for two instances.
-    assert room == pytest.approx(60.0)
-    pace.see(3.0, metrics(300, 180))
-    assert list(pace.told("first")[:2]) == pytest.approx([5.0, 0.0])
+    assert wait == pytest.approx(2.0)  # 114, and the 6 of the batch at work
+    assert patience == 4.0
     # What was measured is known when the next wave comes.
-    pace.see(4.0, metrics(0, 240))
-    assert pace.told("first")[1] == math.inf
-    pace.see(9.0, metrics(240, 300))
-    assert list(pace.told("first")[:2]) == pytest.approx([4.0, 0.0])
+    now = feed(pace, 3.1, 5.0, waiting=0)
+    assert pace.told("first", now)[0] == 0.0
+    now = feed(pace, now + 0.1, 0.0, waiting=240)
+    assert pace.told("first", now)[0] == pytest.approx(4.0)
+
+
+def test_a_queue_that_was_just_emptied_is_kept_short(pace: Pace) -> None:
+    now = feed(pace, 0.0, 3.0, waiting=30)
+    # The core has taken all of it: 30 and what has come meanwhile.
+    pace.see(now + 0.1, metrics(0, 60 * now + 6))
+    wait, _, each = pace.told("first", now + 0.1)
+    assert (wait, each) == (pytest.approx(36 / 60), pytest.approx(2 / 60))
+    pace.see(now + 0.4, metrics(0, 60 * now + 6))
+    assert pace.told("first", now + 0.4)[0] == pytest.approx(18 / 60)
+    pace.see(now + 3.0, metrics(0, 60 * now + 42))
+    assert pace.told("first", now + 3.0)[::2] == (0.0, 0.0)
 
 
 def test_requests_of_many_images_count_as_many(pace: Pace) -> None:
-    for tick in range(30):
-        pace.see(tick / 10, metrics(10, 96 + 6 * tick, 6 + 6 * tick / 16))
-    assert pace.told("first")[0] == pytest.approx(160 / 60, rel=0.01)
+    now = feed(pace, 0.0, 3.0, waiting=10, requests=1 / 16)
+    assert pace.told("first", now)[0] == pytest.approx(160 / 60, rel=0.05)
 
 
 def test_callers_of_many_images_do_not_weigh_on_those_who_come_later(pace: Pace) -> None:
-    for tick in range(30):
-        pace.see(tick / 10, metrics(10, 96 + 6 * tick, 6 + 6 * tick / 32))
-    pace.see(3.0, metrics(0, 300, 20))
-    pace.see(10.0, metrics(30, 300, 20))
-    assert pace.told("first")[0] == pytest.approx(0.5)
+    now = feed(pace, 0.0, 3.0, waiting=10, requests=1 / 32)
+    now = feed(pace, now + 0.1, 3.0, waiting=0)
+    now = feed(pace, now + 0.1, 0.0, waiting=30)
+    assert pace.told("first", now)[0] == pytest.approx(0.5)
 
 
 def test_an_endless_queue_of_unknown_speed_is_not_made_longer(pace: Pace) -> None:
     pace.see(0.0, metrics(200, 0))
-    assert pace.told("first")[:2] == (0.0, math.inf)
+    assert pace.told("first", 0.0) == (0.0, 4.0, 0.0)
     pace.see(0.1, metrics(300, 0))
-    assert pace.told("first")[:2] == (1e6, 0.0)
+    assert pace.told("first", 0.1)[0] == 1e6
+
+
+def test_a_machine_that_stood_still_has_not_become_slower(pace: Pace) -> None:
+    now = feed(pace, 0.0, 3.0, waiting=30)
+    pace.see(now + 5.0, metrics(30, 60 * now + 6))
+    assert pace.told("first", now + 5.0)[0] < 1.0
+    # A core that is slower for a while is one that is slower on average.
+    now = feed(pace, 0.0, 3.0, waiting=30)
+    for tick in range(1, 11):
+        pace.see(now + tick / 10, metrics(30, 60 * now + tick))
+    assert pace.told("first", now + 1.0)[0] == pytest.approx(30 / 47, rel=0.1)
 
 
 def test_a_model_that_is_loaded_anew_begins_anew(pace: Pace) -> None:
-    for tick in range(30):
-        pace.see(tick / 10, metrics(60, 1000 + 6 * tick))
-    pace.see(3.0, metrics(60, 0))
-    pace.see(3.1, metrics(60, 6))
-    assert pace.told("first")[0] == pytest.approx(1.0)
+    now = feed(pace, 0.0, 3.0, waiting=60)
+    pace.see(now + 0.1, metrics(60, 0))
+    pace.see(now + 0.2, metrics(60, 6))
+    assert pace.told("first", now + 0.2)[0] == pytest.approx(1.1)
 
 
 def test_chains_of_the_repository() -> None:
@@ -136,8 +158,8 @@ def test_it_writes_the_page_of_the_first_stage(tmp_path: Path, endpoint: str) ->
     while not 5 < run.PAGE.unpack(page.read_bytes())[1] < 20:
         assert time.monotonic() < deadline, run.PAGE.unpack(page.read_bytes())
         time.sleep(0.02)
-    written, _, room, _ = run.PAGE.unpack(page.read_bytes())
+    written, _, patience, _ = run.PAGE.unpack(page.read_bytes())
     assert 0 <= time.monotonic() - written < 30
-    assert room == 0.0
+    assert patience == 4.0
     pace.stop()
     pace.stop()
