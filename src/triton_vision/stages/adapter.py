@@ -107,7 +107,8 @@ class Adapter:
                 self._run(batch)
                 if batch.asides and not self._lane.open():
                     # The keeper is about to replace this process, which is to owe nobody an answer.
-                    self._do_asides(batch)
+                    while batch.asides:
+                        self._do_asides(batch)
                 processed = time.perf_counter()
                 for call in live:
                     try:
@@ -211,12 +212,17 @@ class Adapter:
         rows, check = call.rows, batch.check
         part = batch.part(rows, lambda row, ask: check(rows.start + row, ask))
         known = known and known[rows.start : rows.stop]
-        seconds = sum(aside.seconds for aside in part.asides.values())
+
+        def put() -> None:
+            self._lane.put(sum(aside.seconds for aside in part.asides.values()), job)
 
         def job() -> None:
             began, refused = time.perf_counter(), dict[str, int]()
             try:
                 self._do_asides(part)
+                if part.asides:
+                    put()
+                    return
                 self._finish(call, part, known, refused)
             except BaseException as error:  # noqa: BLE001 - whatever it is, the request is answered
                 self._blame([call], error)
@@ -229,7 +235,7 @@ class Adapter:
         call.rows = range(len(rows))
         call.set_aside()
         try:
-            self._lane.put(seconds, job)
+            put()
         except Overloaded:
             call.sender = None
             raise

@@ -16,6 +16,7 @@ import os
 import resource
 import signal
 import struct
+import threading
 from collections.abc import Callable
 from multiprocessing.connection import Connection, Pipe
 from typing import Any, NoReturn
@@ -24,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from triton_vision.stages.errors import ImageRefused
-from triton_vision.stages.limits import Limits, too_complex
+from triton_vision.stages.limits import too_complex
 
 PR_SET_PDEATHSIG = 1
 NICE = 10
@@ -36,21 +37,22 @@ TEXT_BYTES = 4096
 
 
 class Apart:
-    """Turns one file after the other into pixels, each in a process of its own. For use from one thread.
+    """Turns one file after the other into pixels, each in a process of its own.
 
     Args:
         work: bytes -> uint8 array of ``shape``; raises ImageRefused.
         shape: of what it makes.
-        limits: ``max_seconds`` and ``max_memory`` are kept here.
+        max_memory: bytes that ``work`` may take.
     """
 
-    def __init__(self, work: Callable[[bytes], NDArray[Any]], shape: tuple[int, ...], limits: Limits) -> None:
+    def __init__(self, work: Callable[[bytes], NDArray[Any]], shape: tuple[int, ...], max_memory: int) -> None:
         self._work = work
         self._shape = shape
-        self._limits = limits
+        self._max_memory = max_memory
         self._size = int(np.prod(shape))
         # Anonymous and shared: the child writes into it what the stage reads.
         self._memory = mmap.mmap(-1, max(self._size, TEXT_BYTES))
+        self._turn = threading.Lock()
         self._pipe, theirs = Pipe()
         parent = os.getpid()
         self._template = os.fork()
@@ -58,30 +60,36 @@ class Apart:
             self._be_template(theirs, parent)
         theirs.close()
 
-    def run(self, data: bytes) -> NDArray[Any]:
+    def run(self, data: bytes, seconds: float) -> NDArray[Any]:
         """The pixels of one file.
 
+        Args:
+            data: the file.
+            seconds: of CPU that it may take.
+
         Raises:
-            ImageRefused: as ``work`` does, and ``too_complex`` for one that takes more time or memory than it may.
+            ImageRefused: as ``work`` does, and ``too_complex`` for one that takes more memory than it may.
+            TimeoutError: it takes more seconds.
             RuntimeError: the template is gone.
         """
         try:
-            self._pipe.send_bytes(data)
-            (status,) = struct.unpack("<i", self._pipe.recv_bytes(4))
+            with self._turn:
+                self._pipe.send_bytes(struct.pack("<d", seconds))
+                self._pipe.send_bytes(data)
+                (status,) = struct.unpack("<i", self._pipe.recv_bytes(4))
+                pixels, text = self._memory[: self._size], self._memory[:TEXT_BYTES]
         except (EOFError, OSError):
             raise RuntimeError("the process that forks decoders has ended") from None
         code = os.waitstatus_to_exitcode(status)
         if code == DONE:
-            return np.frombuffer(self._memory, np.uint8, self._size).reshape(self._shape).copy()
+            return np.frombuffer(pixels, np.uint8).reshape(self._shape)
         if code == REFUSED:
-            reason, _, detail = self._memory[:TEXT_BYTES].rstrip(b"\0").decode(errors="replace").partition("\0")
+            reason, _, detail = text.rstrip(b"\0").decode(errors="replace").partition("\0")
             raise ImageRefused(reason, detail)
         if code == NO_MEMORY:
-            raise too_complex(
-                f"decoding takes more than {self._limits.max_memory / 1e6:.0f} MB of memory", "max_memory"
-            )
+            raise too_complex(f"decoding takes more than {self._max_memory / 1e6:.0f} MB of memory", "max_memory")
         if code in (-signal.SIGPROF, -signal.SIGALRM):
-            raise too_complex(f"decoding takes more than {self._limits.max_seconds:g} s", "max_seconds")
+            raise TimeoutError(f"more than {seconds:g} s")
         if code == -signal.SIGKILL:
             raise too_complex("decoding it took the machine's last memory", "memory")
         raise ImageRefused("corrupt", "its decoder fails on it")
@@ -111,16 +119,17 @@ class Apart:
             _close_all_but(pipe.fileno())
             gc.freeze()  # what is never collected stays shared with the stage
             while True:
+                (seconds,) = struct.unpack("<d", pipe.recv_bytes())
                 data = pipe.recv_bytes()
                 child = os.fork()
                 if child == 0:
-                    self._be_child(data)
+                    self._be_child(data, seconds)
                 del data
                 pipe.send_bytes(struct.pack("<i", os.waitpid(child, 0)[1]))
         except BaseException:  # noqa: BLE001 - the stage has gone, or this process can do nothing
             os._exit(1)
 
-    def _be_child(self, data: bytes) -> NoReturn:
+    def _be_child(self, data: bytes, seconds: float) -> NoReturn:
         code = 1
         try:
             _die_with(os.getppid())
@@ -129,11 +138,11 @@ class Apart:
             os.nice(NICE)
             with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
                 file.write("1000")
-            most = _data_size() + self._limits.max_memory + 2 * len(data)
+            most = _data_size() + self._max_memory + 2 * len(data)
             resource.setrlimit(resource.RLIMIT_DATA, (most, most))
             resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-            signal.setitimer(signal.ITIMER_PROF, self._limits.max_seconds)
-            signal.setitimer(signal.ITIMER_REAL, WALL_FACTOR * self._limits.max_seconds)
+            signal.setitimer(signal.ITIMER_PROF, seconds)
+            signal.setitimer(signal.ITIMER_REAL, WALL_FACTOR * seconds)
             pixels = self._work(data)
             self._memory[: self._size] = np.ascontiguousarray(pixels).tobytes()
             code = DONE

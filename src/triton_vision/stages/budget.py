@@ -10,6 +10,7 @@ import contextlib
 import fcntl
 import os
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -24,7 +25,7 @@ V1_LIMIT = "memory.limit_in_bytes"
 
 
 class MemoryBudget:
-    """For use from one thread of each process.
+    """For use from any thread.
 
     Args:
         total: bytes, the same in every process that shares the file.
@@ -40,6 +41,9 @@ class MemoryBudget:
             self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         except OSError:  # a read-only file system: each process then has the whole for itself
             self._file = os.memfd_create("budget")
+        # The kernel's locks keep processes apart; this keeps the threads of this one.
+        self._ours: set[int] = set()
+        self._mutex = threading.Lock()
 
     @contextlib.contextmanager
     def taken(self, needed: float, check: Callable[[], None]) -> Iterator[None]:
@@ -52,9 +56,11 @@ class MemoryBudget:
         held: list[int] = []
         try:
             while True:
-                for unit in range(self._units):
-                    if len(held) < wanted and unit not in held and self._lock(unit):
-                        held.append(unit)
+                with self._mutex:
+                    for unit in range(self._units):
+                        if len(held) < wanted and unit not in self._ours and self._lock(unit):
+                            held.append(unit)
+                            self._ours.add(unit)
                 if len(held) == wanted:
                     break
                 # Two that each hold a part must not wait for each other.
@@ -77,8 +83,11 @@ class MemoryBudget:
         return True
 
     def _release(self, held: list[int]) -> None:
-        while held:
-            fcntl.lockf(self._file, fcntl.LOCK_UN, 1, held.pop())
+        with self._mutex:
+            while held:
+                unit = held.pop()
+                fcntl.lockf(self._file, fcntl.LOCK_UN, 1, unit)
+                self._ours.discard(unit)
 
 
 def default_budget(

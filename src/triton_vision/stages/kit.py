@@ -45,8 +45,9 @@ class Aside(Exception):
 
     Args:
         seconds: that it takes, estimated.
-        work: makes the item's output later, on a thread of its own, one after the other. It is handed a function to
-            call now and then, which raises RequestDropped where nobody waits for the answer any more.
+        work: makes the item's output later, on a thread of its own, one after the other; short ones never wait for
+            long ones. It is handed a function to call now and then, which raises RequestDropped where nobody waits for
+            the answer any more. It may raise Aside again, for an item that turns out to take longer.
     """
 
     def __init__(self, seconds: float, work: Callable[[Callable[[], None]], Any]) -> None:
@@ -191,12 +192,14 @@ class ItemStage(Stage):
             list(self._threads().map(one, todo))
 
     def run_asides(self, batch: Batch) -> None:
-        """Does what ``run`` has set aside."""
+        """Does what has been set aside; what takes longer than expected is set aside again."""
         asides, batch.asides = batch.asides, {}
         for row, aside in asides.items():
             try:
                 batch.check(row, True)
                 self._keep(batch, row, aside.work(partial(batch.check, row, True)))
+            except Aside as longer:
+                batch.asides[row] = longer
             except BaseException as error:  # noqa: BLE001 - one item's failure must stay its own
                 batch.note(row, error)
 

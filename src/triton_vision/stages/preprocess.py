@@ -18,7 +18,8 @@ from triton_vision.stages.budget import UNIT, MemoryBudget, default_budget
 from triton_vision.stages.config import StageConfig
 from triton_vision.stages.errors import ConfigError
 from triton_vision.stages.kit import Aside, ItemStage
-from triton_vision.stages.limits import DECODERS, Limits, Quick, TakesLong
+from triton_vision.stages.lane import SHORT_S
+from triton_vision.stages.limits import DECODERS, Limits, Quick, TakesLong, too_complex
 from triton_vision.stages.quiet import silence_decoders
 from triton_vision.stages.recipe import Recipe, read_pixels
 from triton_vision.stages.resize import FILTERS
@@ -72,7 +73,9 @@ class Preprocess(ItemStage):
             if not (np.isfinite(self.scale).all() and np.isfinite(self.shift).all()):
                 raise ConfigError("parameters mean, std: their quotients are beyond FP32")
         # Now, while this process has no threads and no library of it has any.
-        self._apart = Apart(partial(read_pixels, recipe=self.recipe), (crop, crop, 3), self.recipe.limits)
+        work, most = partial(read_pixels, recipe=self.recipe), self.recipe.limits.max_memory
+        # One for what is expected to take seconds, the other for what waits for none of that.
+        self._aparts = [Apart(work, (crop, crop, 3), most) for _ in range(2)]
         self._budget = MemoryBudget(budget)
         self._ending = False
         self.limit_s = self.recipe.limits.max_seconds
@@ -89,22 +92,32 @@ class Preprocess(ItemStage):
         try:
             return self._output(read_pixels(image, self.recipe, QUICK))
         except TakesLong as long:
-            raise Aside(long.seconds, partial(self._read_apart, image, long.bytes)) from None
+            raise Aside(long.seconds, partial(self._read_apart, image, long)) from None
 
     def interrupt(self) -> None:
-        """Ends the decoder that is at work."""
+        """Ends the decoders that are at work."""
         self._ending = True
-        self._apart.close()
+        for apart in self._aparts:
+            apart.close()
 
     def teardown(self) -> None:
-        """Ends the process that forks decoders."""
-        self._apart.close()
+        """Ends the processes that fork decoders."""
+        for apart in self._aparts:
+            apart.close()
         self._budget.close()
 
-    def _read_apart(self, image: bytes, needed: float, check: Callable[[], None]) -> NDArray[Any]:
-        with self._budget.taken(needed, check):
+    def _read_apart(self, image: bytes, long: TakesLong, check: Callable[[], None]) -> NDArray[Any]:
+        most = self.recipe.limits.max_seconds
+        short = long.seconds <= SHORT_S
+        seconds = min(SHORT_S, most) if short else most
+        with self._budget.taken(long.bytes, check):
             try:
-                return self._output(self._apart.run(image))
+                return self._output(self._aparts[short].run(image, seconds))
+            except TimeoutError:
+                if seconds == most:
+                    raise too_complex(f"decoding takes more than {most:g} s", "max_seconds") from None
+                longer = TakesLong(most, long.bytes)
+                raise Aside(longer.seconds, partial(self._read_apart, image, longer)) from None
             except RuntimeError:
                 check()
                 if not self._ending:

@@ -17,7 +17,18 @@ import pytest
 from tests.conftest import ROOT, encoded, jpeg, noise
 from tests.unit.stages.test_kit import PREPROCESS, WITH_STATUS, images, numbers, parameter
 from triton_vision import run
-from triton_vision.stages import Aside, ImageRefused, ItemStage, Overloaded, Preprocess, StageConfig, read_pixels
+from triton_vision.stages import (
+    Aside,
+    ImageRefused,
+    ItemStage,
+    Overloaded,
+    Preprocess,
+    StageConfig,
+    lane,
+    preprocess,
+    read_pixels,
+    structure,
+)
 from triton_vision.stages.gate import Gate, find_gate
 from triton_vision.stages.testing import Request, StageRunner
 
@@ -174,6 +185,28 @@ def test_the_time_for_one_image_is_bounded_and_its_neighbours_are_answered() -> 
     answer = runner.execute([images(jpeg(1), text, jpeg(2), on_bad_image="mask")])[0]
     status = answer.outputs["STATUS"].ravel().tolist()
     assert status == [b"", b"too_complex: decoding takes more than 0.2 s (the server's max_seconds)", b""]
+    runner.close()
+
+
+def test_what_takes_longer_than_expected_gets_out_of_the_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    # It looks as if it took 0.3 s, and takes some.
+    text = b"P3\n300 300\n255\n" + b"#\n" * 200_000
+    monkeypatch.setattr(structure, "SLOW_BYTE_S", 0.3e-6)
+    monkeypatch.setattr(preprocess, "SHORT_S", 0.35)
+    monkeypatch.setattr(lane, "SHORT_S", 0.35)
+    runner = StageRunner(Preprocess, PREPROCESS + parameter("max_seconds", "0.8"))
+    expected: list[float] = []
+    put = runner.adapter._lane.put
+
+    def noted(seconds: float, job: Callable[[], None]) -> None:
+        expected.append(seconds)
+        put(seconds, job)
+
+    monkeypatch.setattr(runner.adapter._lane, "put", noted)
+    answer = runner.execute([images(jpeg(1), text, on_bad_image="mask")])[0]
+    status = answer.outputs["STATUS"].ravel().tolist()
+    assert status == [b"", b"too_complex: decoding takes more than 0.8 s (the server's max_seconds)"]
+    assert expected == [0.3, 0.8]
     runner.close()
 
 
