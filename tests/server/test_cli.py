@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shlex
 import shutil
 import socket
 import subprocess
@@ -87,6 +89,29 @@ def test_a_reader_that_leaves_early_is_no_error(server: TritonServer, folder: Pa
     script = f"{command} classify {folder} --url {server.grpc_address} --model ensemble_lite | head -n 1"
     done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=60, check=True)
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("arguments", [["serve", "--dry-run"], ["bench"], ["--help"]])
+def test_output_that_cannot_be_written_is_one_sentence(
+    server: TritonServer, arguments: list[str], unbuffered: str
+) -> None:
+    more = {
+        "serve": ["--repository", server.repository, "--http-port", "0", "--grpc-port", "0", "--metrics-port", "0"],
+        "bench": [SAMPLES, "--url", server.grpc_address, "--model", "ensemble_lite", "--seconds", "0.5"],
+    }
+    command = [*COMMAND, *arguments, *map(str, more.get(arguments[0], []))]
+    environment = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
+    for end in (">/dev/full", *([">&-"] if arguments == ["bench"] else [])):
+        script = f"{shlex.join(command)} {end}"
+        done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, env=environment, check=False)
+        said = [line for line in done.stderr.splitlines() if not line.startswith("left out")]
+        assert done.returncode == 2
+        assert said == [
+            "error: standard output is closed"
+            if end == ">&-"
+            else "error: cannot write to standard output: No space left on device"
+        ]
 
 
 def test_bench_prints_rate_and_latency(server: TritonServer) -> None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from triton_vision.cli import prepare
 from triton_vision.cli.connection import add_connection_options, client_arguments
+from triton_vision.cli.output import say
 from triton_vision.cli.paths import add_repository_option, find_repository
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
     except (TruthError, RepositoryError, ModuleError, VisionClientError, ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    print(json.dumps(as_json(tally, chain, source)) if args.json else table(tally, chain, source))
+    say(json.dumps(as_json(tally, chain, source)) if args.json else table(tally, chain, source))
     return 1 if tally.refused else 0
 
 

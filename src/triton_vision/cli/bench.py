@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 
 from triton_vision.cli.connection import add_connection_options, client_arguments
-from triton_vision.cli.output import complain
+from triton_vision.cli.output import complain, say
 from triton_vision.terminal import printable
 
 
@@ -103,7 +103,7 @@ def run(args: argparse.Namespace) -> int:
         complain("no call ended in time: allow more --seconds")
         return 2
     p50, p90, p99 = (1000 * percentile(merged, share) for share in (0.50, 0.90, 0.99))
-    print(
+    say(
         f"{printable(args.model)}: {len(merged) / args.seconds:.1f} images/s with {args.callers} callers; "
         f"latency P50 {p50:.1f} ms, P90 {p90:.1f} ms, P99 {p99:.1f} ms ({len(merged)} images)"
     )

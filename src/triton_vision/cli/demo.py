@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 from triton_vision.cli import bench, classify, prepare
+from triton_vision.cli.output import OutputError, say
 from triton_vision.cli.paths import checkout
 
 # The real networks, best first: an ensemble, and the model that it needs.
@@ -37,7 +38,7 @@ def main() -> int:
         if not list(classify.find_files(paths)):
             raise FileNotFoundError(f"there are no files in {', '.join(paths)}")
         return _run(root, paths, args.bench)
-    except FileNotFoundError as error:
+    except (FileNotFoundError, OutputError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
@@ -47,7 +48,7 @@ def main() -> int:
 
 def _run(root: Path, paths: list[str], measure: bool) -> int:
     repository = root / "model_repository"
-    print("Preparing the models (the first time takes a minute) …", flush=True)
+    say("Preparing the models (the first time takes a minute) …")
     parser = argparse.ArgumentParser()
     prepare.add_parser(parser.add_subparsers())
     made = prepare.run(parser.parse_args(["prepare", "--repository", str(repository)]))
@@ -59,7 +60,7 @@ def _run(root: Path, paths: list[str], measure: bool) -> int:
 
     code = 0
     try:
-        print("Starting Triton …", flush=True)
+        say("Starting Triton …")
         with TritonServer(repository) as server:
             assert server.selection is not None
             doubtful = (*server.selection.meaningless, *server.selection.unvouched)
@@ -69,7 +70,7 @@ def _run(root: Path, paths: list[str], measure: bool) -> int:
                 print("error: there are no real weights to classify with", file=sys.stderr)
                 return 2
             for name in meaningful:
-                print(f"\n{name}, over gRPC at {server.grpc_address}:", flush=True)
+                say(f"\n{name}, over gRPC at {server.grpc_address}:")
                 arguments = argparse.Namespace(paths=paths, url=server.grpc_address, model=name, timeout=60.0)
                 if measure:
                     arguments.callers, arguments.seconds = 8, 10.0
@@ -79,7 +80,7 @@ def _run(root: Path, paths: list[str], measure: bool) -> int:
                     code = max(code, classify.run(arguments))
                 if code >= 128:  # interrupted
                     break
-            print("\nStopping Triton …", flush=True)
+            say("\nStopping Triton …")
     except (RepositoryError, ServerError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

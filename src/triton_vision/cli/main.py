@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from triton_vision import __version__
 from triton_vision.cli import accuracy, bench, classify, prepare, serve
+from triton_vision.cli.output import OutputError, complain, say
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -23,15 +24,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
     # A parser of its own, because `bench` takes any number of paths; a folder of that name is ./accuracy.
     measured = given[:2] == ["bench", "accuracy"]
-    args = accuracy.make_parser().parse_args(given[2:]) if measured else parser.parse_args(given)
     try:
+        try:
+            args = accuracy.make_parser().parse_args(given[2:]) if measured else parser.parse_args(given)
+        except SystemExit:
+            say("", end="")  # the help may still be in the buffer
+            raise
+        if sys.stdout is None and given[0] == "bench":
+            raise OutputError("standard output is closed")
         code: int = args.run(args)
-        if sys.stdout is not None:
-            sys.stdout.flush()
         return code
-    except BrokenPipeError:
-        # Whoever read our output has seen enough (`| head`); Python must not complain about it at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except OutputError as error:
+        if sys.stdout is not None:  # Python must not complain about it at exit, too
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        complain(error)
         return 2
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)

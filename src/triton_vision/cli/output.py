@@ -21,7 +21,19 @@ def complain(text: object) -> None:
 
 
 class OutputError(Exception):
-    """The rows cannot be written."""
+    """Standard output, or what takes its place, cannot be written."""
+
+
+def say(text: object, end: str = "\n") -> None:
+    """Prints on standard output at once; where a process has none, nobody wants to hear it.
+
+    Raises:
+        OutputError: it cannot be written.
+    """
+    try:
+        print(text, end=end, flush=True)
+    except OSError as error:
+        raise OutputError(f"cannot write to standard output: {error.strerror}") from None
 
 
 class Output:

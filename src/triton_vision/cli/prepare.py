@@ -11,6 +11,7 @@ import tempfile
 import threading
 from pathlib import Path
 
+from triton_vision.cli.output import say
 from triton_vision.cli.paths import add_repository_option, checkout, find_repository
 from triton_vision.server import launch
 
@@ -90,7 +91,7 @@ def run(args: argparse.Namespace) -> int:
             if not used:
                 return _fail(f"there are no images in {args.calibration}")
             command += ["--pixels", str(pixels)]
-            print(f"calibrating on {used} images of {args.calibration}", flush=True)
+            say(f"calibrating on {used} images of {args.calibration}")
         # Bound to this process's life: an export must not go on, and write, for somebody who has left.
         bound = [sys.executable, "-I", "-S", launch.__file__, str(os.getpid())]
         code = subprocess.call([*bound, python, "-m", "triton_vision.export", *command])
@@ -171,7 +172,7 @@ def _plans(repository: Path) -> int:
 
     if not visible_gpus() or not builder():
         return 0
-    refused = ensure_plans(repository, None, threading.Event(), lambda line: print(line, flush=True))
+    refused = ensure_plans(repository, None, threading.Event(), say)
     for name, why in refused.items():
-        print(f"{name}: {why}", flush=True)
+        say(f"{name}: {why}")
     return 1 if refused else 0

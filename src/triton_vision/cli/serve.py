@@ -11,6 +11,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import TYPE_CHECKING
 
+from triton_vision.cli.output import say
 from triton_vision.cli.paths import add_repository_option, find_repository
 
 if TYPE_CHECKING:
@@ -158,37 +159,36 @@ def run(args: argparse.Namespace) -> int:
         if complaint:
             warnings.append(complaint)
         for warning in warnings:
-            print(f"warning: {warning}", flush=True)
-        server.prepare(say=lambda line: print(f"plan: {line}", flush=True), build=not args.dry_run)
+            say(f"warning: {warning}")
+        server.prepare(say=lambda line: say(f"plan: {line}"), build=not args.dry_run)
         assert server.selection is not None
         for name, why in server.selection.left_out.items():
-            print(f"left out: {name}: {why}{_mend(name, why, args.repository)}", flush=True)
+            say(f"left out: {name}: {why}{_mend(name, why, args.repository)}")
         for name in server.selection.meaningless:
             which = ", ".join([name, *server.selection.ensembles_over(name)])
-            print(f"warning: {which}: made from random weights, so the answers mean nothing", flush=True)
+            say(f"warning: {which}: made from random weights, so the answers mean nothing")
         for name in server.selection.unvouched:
             which = ", ".join([name, *server.selection.ensembles_over(name)])
-            print(f"warning: {which}: no valid sidecar says from which weights its artifact was made", flush=True)
+            say(f"warning: {which}: no valid sidecar says from which weights its artifact was made")
         for name, model in server.selection.served.items():
             fitted = scaled(model)
             if fitted is not None:
-                print(f"scale: {name}: {fitted[1]} (parameters of its config.pbtxt)", flush=True)
+                say(f"scale: {name}: {fitted[1]} (parameters of its config.pbtxt)")
         if placement is not None:
-            print(f"placement: {placement}", flush=True)
+            say(f"placement: {placement}")
             if placement.gpus and not any(model.backend in ON_GPU for model in server.selection.served.values()):
-                print("warning: no model that is served here runs on a GPU, so none is placed on one", flush=True)
+                say("warning: no model that is served here runs on a GPU, so none is placed on one")
         for line in security.summary():
-            print(line, flush=True)
+            say(line)
         if args.dry_run:
-            print(server.describe())
+            say(server.describe())
             return 0
         with server:
             if not server.tokens_hidden:
-                print(
+                say(
                     "warning: the tokens and the keeper's secret are among tritonserver's arguments, which every user "
                     "of this machine can read (ps), since tracing one's own processes is forbidden here "
-                    "(docs/security.md)",
-                    flush=True,
+                    "(docs/security.md)"
                 )
             output.put(_ready_line(server))
 
