@@ -29,12 +29,14 @@ class MemoryBudget:
 
     Args:
         total: bytes, the same in every process that shares the file.
+        most: bytes that this process may hold.
         folder: where the file lies; by default the server's own, or else the temporary one.
     """
 
-    def __init__(self, total: int, folder: Path | None = None) -> None:
+    def __init__(self, total: int, most: int, folder: Path | None = None) -> None:
         self.total = total
         self._units = max(1, total // UNIT)
+        self._most = min(self._units, _units(most))
         shared = folder or run.folder()
         path = shared / "memory" if shared else Path(tempfile.gettempdir(), f"triton-vision-{os.getuid()}.memory")
         try:
@@ -47,18 +49,20 @@ class MemoryBudget:
 
     @contextlib.contextmanager
     def taken(self, needed: float, check: Callable[[], None]) -> Iterator[None]:
-        """Holds ``needed`` bytes, or all there are, as soon as they are free.
+        """Holds ``needed`` bytes, or all that this process may hold, as soon as they are free.
 
         Args:
             check: called while waiting; may raise.
         """
-        wanted = min(self._units, max(1, -(-int(needed) // UNIT)))
+        wanted = min(self._most, _units(needed))
         held: list[int] = []
         try:
             while True:
                 with self._mutex:
                     for unit in range(self._units):
-                        if len(held) < wanted and unit not in self._ours and self._lock(unit):
+                        if len(held) == wanted or len(self._ours) == self._most:
+                            break
+                        if unit not in self._ours and self._lock(unit):
                             held.append(unit)
                             self._ours.add(unit)
                 if len(held) == wanted:
@@ -88,6 +92,10 @@ class MemoryBudget:
                 unit = held.pop()
                 fcntl.lockf(self._file, fcntl.LOCK_UN, 1, unit)
                 self._ours.discard(unit)
+
+
+def _units(size: float) -> int:
+    return max(1, -(-int(size) // UNIT))
 
 
 def default_budget(

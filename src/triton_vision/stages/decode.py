@@ -81,7 +81,7 @@ def read_frame(
     name = _check(data, limits)
     header = jpeg.read_header(data) if name == "JPEG" else None
     structure = Structure() if header is not None and header.single_scan else inspect(name, data, limits)
-    structure.check_quick(limits, quick)
+    structure.check_quick(name, limits, quick)
     if header is not None:
         structure.check(name, "RGB", (header.width, header.height), len(data), limits, quick)
         if header.plain:

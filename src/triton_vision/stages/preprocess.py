@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
+from PIL import AvifImagePlugin, Image
 
 from triton_vision.stages.apart import Apart
 from triton_vision.stages.budget import UNIT, MemoryBudget, default_budget
@@ -59,6 +59,8 @@ class Preprocess(ItemStage):
         )
         # Pillow's own check knows frames and tiles that ours on the header does not; this process serves one stage.
         Image.MAX_IMAGE_PIXELS = self.recipe.limits.max_pixels
+        # An image has one core. With more, AVIF's decoder takes more time in all, and memory for each of its threads.
+        AvifImagePlugin.DEFAULT_MAX_THREADS = 1
         silence_decoders()
         self.normalises = pixels.triton_type == "TYPE_FP32"
         if self.normalises:
@@ -76,7 +78,7 @@ class Preprocess(ItemStage):
         work, most = partial(read_pixels, recipe=self.recipe), self.recipe.limits.max_memory
         # One for what is expected to take seconds, the other for what waits for none of that.
         self._aparts = [Apart(work, (crop, crop, 3), most) for _ in range(2)]
-        self._budget = MemoryBudget(budget)
+        self._budget = MemoryBudget(budget, self.recipe.limits.max_memory)
         self._ending = False
         self.limit_s = self.recipe.limits.max_seconds
 

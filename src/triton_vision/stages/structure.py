@@ -7,12 +7,13 @@ a limit is reached, and never judges whether the file is in order: that is the d
 
 from __future__ import annotations
 
+import math
 import re
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from triton_vision.stages.limits import Limits, Quick, TakesLong, too_complex
+from triton_vision.stages.limits import MIB, Limits, Quick, TakesLong, too_complex
 
 # Seconds of CPU, measured on one core of a server and rounded up: a segment that the decoder reads in Python, a
 # compressed text or profile in a PNG (up to a megabyte inflated), and 64 samples in a further scan of a JPEG.
@@ -27,10 +28,10 @@ COPIES = {"WebP": 12.5, "AVIF": 9.0}
 ROW_BYTES = 24
 # What Python's decoders take for each byte and each pixel.
 SLOW_BYTE_S, SLOW_PIXEL_S = 10e-6, 0.5e-6
-# Seconds that a file is taken to need of which nothing is known.
-UNKNOWN_S = 0.3
+# Seconds that a file is taken to need of which nothing is known, and bytes beside those for its pixels.
+UNKNOWN_S, SPARE_BYTES = 0.3, 32 * MIB
 # A header of up to so many segments and bytes is read in no time; decoders copy longer ones over and over.
-FEW_SEGMENTS, SHORT_HEAD = 64, 1024 * 1024
+FEW_SEGMENTS, SHORT_HEAD = 64, MIB
 # TIFF's compressions (tag 259) that take a time in proportion to the pixels: none, CCITT, LZW, deflate, PackBits.
 PLAIN_TIFF = frozenset((1, 2, 3, 4, 5, 8, 32773, 32946))
 TIFF_BYTES, TILE_PIXEL_BYTES = frozenset((1, 2, 6, 7)), 8
@@ -41,6 +42,8 @@ TIFF_SIZES = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 6: 1, 7: 1, 8: 2, 9: 4, 10: 8, 11: 4
 HEADER_PART = re.compile(rb"([^\s#]+)|#[^\r\n]*[\r\n]?|\s+")
 MARKER = re.compile(rb"\xff[^\x00\xff]")
 MARKER_IN_SCAN = re.compile(rb"\xff[^\x00\xd0-\xd7\xff]")
+# AVIF's size of an image, or of a tile of it ('ispe', ISO/IEC 23008-12).
+SIZE_PROPERTY = re.compile(rb"ispe\0{4}(.{8})", re.DOTALL)
 # Restart markers, SOI, EOI and TEM stand alone; all others have a length (ITU T.81, table B.1).
 ALONE = frozenset((0x01, *range(0xD0, 0xDA)))
 FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
@@ -56,6 +59,7 @@ class Structure:
         bytes: of memory.
         pixel_seconds, pixel_bytes: further ones for each pixel.
         unbounded: nothing bounds the time that a decoder takes for it.
+        header_pixels: of such a file, as far as its first bytes can be believed.
     """
 
     seconds: float = 0.0
@@ -63,11 +67,13 @@ class Structure:
     pixel_seconds: float = 0.0
     pixel_bytes: float = 0.0
     unbounded: bool = False
+    header_pixels: float = math.inf
 
-    def check_quick(self, limits: Limits, quick: Quick | None) -> None:
-        """Raises TakesLong for a file that not even Pillow's ``open`` is quick with; how large it is, is not known."""
+    def check_quick(self, name: str, limits: Limits, quick: Quick | None) -> None:
+        """Raises TakesLong for a file that not even Pillow's ``open`` is quick with."""
         if quick is not None and (self.unbounded or self.seconds > quick.seconds):
-            raise TakesLong(min(max(self.seconds, UNKNOWN_S), limits.max_seconds), limits.max_memory)
+            guess = self.header_pixels * (OTHER_BYTES + COPIES.get(name, 0.0)) + SPARE_BYTES
+            raise TakesLong(min(max(self.seconds, UNKNOWN_S), limits.max_seconds), min(guess, limits.max_memory))
 
     def check(
         self, name: str, mode: str, size: tuple[int, int], encoded: int, limits: Limits, quick: Quick | None
@@ -275,12 +281,19 @@ def _tiff(data: bytes, limits: Limits) -> Structure:
 
 def _webp(data: bytes, limits: Limits) -> Structure:  # noqa: ARG001 - as the others
     # Lossless images, and alpha channels, may bring tables that take far more than their pixels.
-    return Structure(unbounded=data[12:16] != b"VP8 ")
+    kind, pixels = data[12:16], math.inf
+    if kind == b"VP8X":
+        pixels = (1 + int.from_bytes(data[24:27], "little")) * (1 + int.from_bytes(data[27:30], "little"))
+    elif kind == b"VP8L":
+        sizes = int.from_bytes(data[21:25], "little")
+        pixels = (1 + (sizes & 0x3FFF)) * (1 + (sizes >> 14 & 0x3FFF))
+    return Structure(unbounded=kind != b"VP8 ", header_pixels=pixels)
 
 
 def _avif(data: bytes, limits: Limits) -> Structure:  # noqa: ARG001 - as the others
     # The frame inside has a size of its own, which the container need not tell.
-    return Structure(unbounded=True)
+    sizes = [struct.unpack(">II", found[1]) for found in SIZE_PROPERTY.finditer(data, 0, SHORT_HEAD)]
+    return Structure(unbounded=True, header_pixels=max((wide * high for wide, high in sizes), default=math.inf))
 
 
 LOOKS: dict[str, Callable[[bytes, Limits], Structure]] = {

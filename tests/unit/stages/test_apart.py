@@ -147,7 +147,7 @@ def test_memory_is_shared_by_processes_and_given_back_by_the_dead(tmp_path: Path
     hold = (
         "import sys, pathlib\n"
         "from triton_vision.stages.budget import MemoryBudget, UNIT\n"
-        "with MemoryBudget(4 * UNIT, pathlib.Path(sys.argv[1])).taken(3 * UNIT, lambda: None):\n"
+        "with MemoryBudget(4 * UNIT, 4 * UNIT, pathlib.Path(sys.argv[1])).taken(3 * UNIT, lambda: None):\n"
         "    print('held', flush=True)\n"
         "    sys.stdin.read()\n"
     )
@@ -156,7 +156,7 @@ def test_memory_is_shared_by_processes_and_given_back_by_the_dead(tmp_path: Path
     )
     assert other.stdout is not None
     assert other.stdout.readline() == "held\n"
-    budget, waited = MemoryBudget(4 * UNIT, tmp_path), 0
+    budget, waited = MemoryBudget(4 * UNIT, 4 * UNIT, tmp_path), 0
 
     def check() -> None:
         nonlocal waited
@@ -173,15 +173,15 @@ def test_memory_is_shared_by_processes_and_given_back_by_the_dead(tmp_path: Path
 
 
 def test_waiting_for_memory_ends_when_nobody_waits_for_the_answer(tmp_path: Path) -> None:
-    budget = MemoryBudget(2 * UNIT, tmp_path)
+    budget, whole = MemoryBudget(3 * UNIT, 2 * UNIT, tmp_path), 9.0 * UNIT
 
     def check() -> None:
         raise TimeoutError
 
-    # Threads of one process wait for each other, too.
+    # Threads of one process wait for each other, too, and leave others something.
     with budget.taken(1.0, check), budget.taken(1.0, check), pytest.raises(TimeoutError), budget.taken(1.0, check):
         pass
-    with budget.taken(2 * UNIT, check):
+    with budget.taken(whole, check), pytest.raises(TimeoutError), budget.taken(1.0, check):
         pass
     budget.close()
 
