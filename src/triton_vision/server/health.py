@@ -310,6 +310,15 @@ def _base(url: str) -> str:
     return urllib.parse.urlsplit(url).path.rstrip("/")
 
 
+def _is_address(url: str) -> bool:
+    try:
+        parts = urllib.parse.urlsplit(url)
+        host, _ = (parts.hostname or "").encode("idna"), parts.path.encode("ascii")
+        return parts.scheme == "http" and bool(host) and parts.port != 0 and url.isprintable()
+    except ValueError:  # such as a port above 65535
+        return False
+
+
 def _token() -> dict[str, str]:
     """The header that opens inference, from the environment; empty where it has no token that could be sent."""
     token, file = os.environ.get(TOKEN_VARIABLE, ""), os.environ.get(f"{TOKEN_VARIABLE}_FILE")
@@ -363,8 +372,7 @@ def main(arguments: list[str] | None = None) -> int:
         "--timeout", type=float, default=DEFAULT_TIMEOUT_S, metavar="S", help="seconds (default: %(default)g)"
     )
     args = parser.parse_args(arguments)
-    parts = urllib.parse.urlsplit(args.url)
-    if parts.scheme != "http" or not parts.hostname:
+    if not _is_address(args.url):
         print(f"unhealthy: {args.url!r} is not an address: give http://HOST:PORT", flush=True)
         return 1
     names = [name for name in (part.strip() for part in (args.model or "").split(",")) if name]
@@ -377,4 +385,8 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # Python must not complain about it at exit, too
+        sys.exit(f"error: cannot write to standard output: {error.strerror}")

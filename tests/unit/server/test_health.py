@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -421,3 +422,30 @@ def test_it_needs_the_standard_library_only() -> None:
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     for heavy in ("numpy", "grpc", "google", "tritonclient", "triton_vision_client"):
         assert f"'{heavy}'" not in told
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["x:8000", "http://", "http://:8000", "http://x:99999", "http://x:abc", "http://x:0", "http://[::1", "http://x..y:1",
+     "http://x:8000/ü", "http://x\n:8000"],
+)  # fmt: skip
+def test_what_is_no_address_is_one_line_that_says_how_to_write_one(
+    url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["--url", url]) == 1
+    assert capsys.readouterr().out == f"unhealthy: {url!r} is not an address: give http://HOST:PORT\n"
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_report_that_cannot_be_written_is_one_sentence(unbuffered: str) -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", health.__name__, "--url", "x"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONUNBUFFERED": unbuffered},
+            check=False,
+        )
+    assert done.returncode == 1
+    assert done.stderr == "error: cannot write to standard output: No space left on device\n"
