@@ -66,7 +66,8 @@ class Postprocess(BatchStage):
             labels[refused], ids[refused], best[refused] = b"", -1, 0.0
         # A softmax over anything but finite logits holds a NaN, and with it all its scores are.
         if not np.isfinite(best).all():
-            raise ArithmeticError("the core's logits are not finite numbers")
+            row = np.isfinite(best).all(axis=1).argmin()
+            raise InvalidRequest(f"input LOGITS: row {row} holds what is no finite number (NaN or infinity)")
         return labels, ids.astype(np.int32), best
 
 
