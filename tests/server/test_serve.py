@@ -337,6 +337,8 @@ def test_random_weights_are_said_at_every_start(serve: Callable[..., Serve], rep
         (["--config-name", "nonesuch"], "embedded"),
         (["--host", "203.0.113.1"], "203.0.113.1"),
         (["--grpc-port", "99999"], "99999"),
+        (["--host", ""], "error: --host is empty"),
+        (["--shm-prefix", ""], "error: --shm-prefix is empty"),
     ],
 )
 def test_what_cannot_work_is_one_sentence(repository: Path, options: list[str], words: str) -> None:

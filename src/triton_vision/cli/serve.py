@@ -120,7 +120,7 @@ def run(args: argparse.Namespace) -> int:
     from triton_vision.gpu import visible_gpus
     from triton_vision.repository import RepositoryError, check_gpus, parse_placement, scaled
     from triton_vision.repository.placement import ON_GPU
-    from triton_vision.server import ServerError, TritonServer
+    from triton_vision.server import ServerError, SetupError, TritonServer
     from triton_vision.server.outlet import Outlet
 
     repository = find_repository(args.repository)
@@ -128,6 +128,9 @@ def run(args: argparse.Namespace) -> int:
         print("error: there is no model repository here: name one with --repository", file=sys.stderr)
         return 2
     try:
+        for option, value in vars(args).items():
+            if value == "":
+                raise SetupError(f"--{option.replace('_', '-')} is empty: give it a value, or leave it out")
         placement = parse_placement(args.placement) if args.placement is not None else None
         if placement is not None and not args.dry_run:
             check_gpus(placement, [gpu.index for gpu in visible_gpus()])
