@@ -124,7 +124,7 @@ def _segments(count: int, limits: Limits) -> None:
 
 
 def _jpeg(data: bytes, limits: Limits) -> Structure:
-    at, segments, scans, head, samples = 2, 0, 0, 0, 3.0
+    at, segments, scans, head, samples, pixels = 2, 0, 0, 0, 3.0, math.inf
     while found := (MARKER_IN_SCAN if scans else MARKER).search(data, at):
         if not scans:
             # Between segments Pillow goes from byte to byte.
@@ -141,6 +141,8 @@ def _jpeg(data: bytes, limits: Limits) -> Structure:
                 raise too_complex(f"more than {limits.max_scans} scans", "max_scans")
         elif marker in FRAMES and len(data) > at + 8:
             samples = _samples(data, at)
+            high, wide = struct.unpack_from(">HH", data, at + 3)
+            pixels = wide * high
         if marker not in ALONE:
             at += data[at] << 8 | data[at + 1] if at + 1 < len(data) else 2
     return Structure(
@@ -150,6 +152,7 @@ def _jpeg(data: bytes, limits: Limits) -> Structure:
         pixel_seconds=max(0, scans - 1) * samples / 64 * BLOCK_S,
         pixel_bytes=2 * samples if scans > 1 else 0.0,
         unbounded=segments > FEW_SEGMENTS + scans * 8 or head > SHORT_HEAD,
+        header_pixels=pixels,
     )
 
 
@@ -177,10 +180,12 @@ def _png(data: bytes, limits: Limits) -> Structure:
             _segments(others, limits)
         at += 12 + size
     animated = data.find(b"acTL", 8, 4096) > 0
+    wide, high = struct.unpack_from(">II", data, 16)
     return Structure(
         seconds=(images + others) * SEGMENT_S / 2 + inflated * INFLATED_S,
         pixel_bytes=16.0 if animated else 0.0,
         unbounded=others > FEW_SEGMENTS,
+        header_pixels=wide * high,
     )
 
 
@@ -199,7 +204,8 @@ def _gif(data: bytes, limits: Limits) -> Structure:
             _segments(blocks, limits)
             at += 1 + data[at]
         at += 1
-    return Structure(seconds=blocks * SEGMENT_S, unbounded=blocks > 4 * FEW_SEGMENTS)
+    wide, high = struct.unpack_from("<HH", data, 6)
+    return Structure(blocks * SEGMENT_S, unbounded=blocks > 4 * FEW_SEGMENTS, header_pixels=wide * high)
 
 
 def _bmp(data: bytes, limits: Limits) -> Structure:
@@ -247,7 +253,7 @@ def _slow(what: str, pixels: int, encoded: int, limits: Limits) -> Structure:
         raise too_complex(f"more than {limits.max_slow_bytes} bytes of {what}", "max_slow_bytes")
     if pixels > limits.max_slow_pixels:
         raise too_complex(f"more than {limits.max_slow_pixels} pixels of {what}", "max_slow_pixels")
-    return Structure(seconds=encoded * SLOW_BYTE_S, pixel_seconds=SLOW_PIXEL_S)
+    return Structure(seconds=encoded * SLOW_BYTE_S, pixel_seconds=SLOW_PIXEL_S, header_pixels=pixels)
 
 
 def _tiff(data: bytes, limits: Limits) -> Structure:
@@ -258,7 +264,8 @@ def _tiff(data: bytes, limits: Limits) -> Structure:
     entry, step, first = (order + "HHQH", 20, 8) if big else (order + "HHIH", 12, 2)
     count = min(count, (len(data) - at - first) // step)
     _segments(count, limits)
-    values, plain, tile = 0, True, [0, 0]
+    values, plain = 0, True
+    sizes = dict.fromkeys((256, 257, 322, 323), 0)  # width and height, of the image and of a tile
     for index in range(count):
         tag, kind, number, short = struct.unpack_from(entry, data, at + first + step * index)
         # Pillow skips what does not fit, and takes bytes as they are.
@@ -268,15 +275,15 @@ def _tiff(data: bytes, limits: Limits) -> Structure:
             plain = plain and short in PLAIN_TIFF
         elif tag == 266:  # the bits of each byte the other way round: all strips are copied
             plain = plain and short == 1
-        elif tag in (322, 323):
-            wide = struct.unpack_from(
+        elif tag in sizes:
+            size = struct.unpack_from(
                 order + ("H" if kind == 3 else "I"), data, at + first + step * index + step - 4 - 4 * big
             )
-            tile[tag - 322] = max(tile[tag - 322], wide[0])
+            sizes[tag] = max(sizes[tag], size[0])
     # A tile is decoded whole, however little of it the image needs.
-    pixels = tile[0] * tile[1]
-    seconds = count * SEGMENT_S + values * 2e-6 + pixels * PIXEL_S["TIFF"]
-    return Structure(seconds, pixels * TILE_PIXEL_BYTES, unbounded=not plain)
+    pixels, tile = sizes[256] * sizes[257], sizes[322] * sizes[323]
+    seconds = count * SEGMENT_S + values * 2e-6 + tile * PIXEL_S["TIFF"]
+    return Structure(seconds, tile * TILE_PIXEL_BYTES, unbounded=not plain, header_pixels=pixels + tile)
 
 
 def _webp(data: bytes, limits: Limits) -> Structure:  # noqa: ARG001 - as the others

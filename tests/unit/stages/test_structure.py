@@ -8,6 +8,7 @@ import struct
 import time
 import zlib
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -133,6 +134,26 @@ def test_what_nothing_bounds_is_not_decoded_where_others_wait(data: bytes) -> No
             assert 0.1 < caught.value.seconds <= Limits.max_seconds
 
     assert spent(look) < SECONDS_FOR_ANY
+
+
+@pytest.mark.parametrize(
+    ("kind", "mode", "options"),
+    [
+        ("JPEG", "RGB", {}),
+        ("PNG", "RGB", {}),
+        ("GIF", "P", {}),
+        ("TIFF", "RGB", {"compression": "jpeg"}),
+        ("WebP", "RGB", {"lossless": True}),
+        ("WebP", "RGBA", {}),
+        ("AVIF", "RGB", {"speed": 10}),
+    ],
+)
+def test_what_nothing_bounds_is_taken_at_its_header_s_word(kind: str, mode: str, options: dict[str, Any]) -> None:
+    image = noise(1, (130, 70)).convert(mode)
+    if mode == "RGBA":
+        image.putalpha(100)
+    data = encoded(image, kind, **options)
+    assert inspect(kind, data, Limits()).header_pixels == 130 * 70
 
 
 def test_each_limit_can_be_raised() -> None:
