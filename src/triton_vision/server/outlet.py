@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 import queue
+import re
 import select
 import threading
 import time
 from typing import TextIO
+
+from triton_vision.terminal import printable
 
 # So many lines may wait; what comes beyond them is dropped until all have been written.
 WAITING = 1000
@@ -28,6 +31,8 @@ class Outlet:
             self._descriptor = stream.fileno() if stream is not None else -1
         except (OSError, ValueError):
             self._descriptor = -1
+        # A model's exceptions reach the log as they are, with what its callers sent: that must not command a terminal.
+        self._terminal = self._descriptor >= 0 and os.isatty(self._descriptor)
         self._lines: queue.Queue[str] = queue.Queue(WAITING)
         self._dropped = 0
         self._lock = threading.Lock()
@@ -69,6 +74,8 @@ class Outlet:
             self._stream.write(line)
             self._stream.flush()
             return
+        if self._terminal:
+            line = re.sub(r"[^\n\t]+", lambda text: printable(text[0]), line)
         data = line.encode(self._stream.encoding or "utf-8", "backslashreplace")
         while data:
             try:

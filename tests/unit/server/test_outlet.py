@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import io
 import os
+import pty
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 from triton_vision.server import logs, outlet
 from triton_vision.server.logs import LogReader, Throttle
@@ -50,6 +52,20 @@ def test_a_pipe_that_nobody_reads_holds_nothing_up_and_the_dropped_are_counted()
         wait_until(lambda: got[-1] == "again\n")
         stream.close()
         thread.join(10)
+
+
+def test_what_a_terminal_would_obey_is_escaped_there_and_nowhere_else(tmp_path: Path) -> None:
+    line = "ValueError:\tcafé \x1b]0;owned\x07\x9b2J\n"
+    leader, follower = pty.openpty()
+    for name in (os.ttyname(follower), str(tmp_path / "log")):
+        with open(name, "w", encoding="utf-8") as stream:
+            one = Outlet(stream)
+            one.put(line)
+            one.flush(10)
+    assert os.read(leader, 1000).decode().split() == ["ValueError:", "café", "\\x1b]0;owned\\x07\\x9b2J"]
+    assert (tmp_path / "log").read_text(encoding="utf-8") == line
+    os.close(leader)
+    os.close(follower)
 
 
 def test_a_hanging_outlet_does_not_keep_the_program_from_ending() -> None:
