@@ -198,6 +198,7 @@ def test_a_stop_is_obeyed_while_the_first_image_takes_its_time(serve: Callable[.
     one = serve(tmp_path / "models")
     assert one.process.stderr is not None
     assert any("SLOW MODEL AT WORK" in line for line in one.process.stderr)
+    assert next(iter(one.process.stderr)) == "waiting: chain has not answered its first photo yet\n"
     family = one.family()
     one.process.terminate()
     assert one.process.wait(10) == 0

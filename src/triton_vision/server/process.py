@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 import tempfile
 import threading
@@ -33,6 +34,8 @@ from triton_vision.server.stubs import StubWatch
 EXIT_TIMEOUT_S = 4
 # Request and response objects that Triton's gRPC endpoint keeps for reuse; its own default, 8, is for few callers.
 GRPC_POOL = 64
+# A first photo that takes longer than this is spoken of.
+SLOW_PHOTO_S = 5.0
 # glibc takes blocks above 128 kB, which every image has several of, from the kernel and gives them back at once: with
 # these thresholds (bytes) small images stay in the heap. What the environment already says is left alone.
 MALLOC = {"MALLOC_MMAP_THRESHOLD_": str(8 * 1024 * 1024), "MALLOC_TRIM_THRESHOLD_": str(32 * 1024 * 1024)}
@@ -276,11 +279,13 @@ class TritonServer:
     def _send_one_image(self, selection: Selection) -> None:
         """In a thread of its own, so that a stop is obeyed, and a crash noticed, while a model takes its time."""
         errors: list[ServerError] = []
+        asked: list[str] = []
         headers = self.security.headers()
 
         def send() -> None:
             try:
                 for ensemble in selection.image_ensembles():
+                    asked.append(ensemble)
                     folder = selection.served[ensemble].path
                     if self.security.asks_over_http:
                         LocalIndex(self._local_address, headers).classify_once(ensemble, folder=folder)
@@ -291,8 +296,12 @@ class TritonServer:
 
         thread = threading.Thread(target=send, name="first-image", daemon=True)
         thread.start()
+        late = time.monotonic() + SLOW_PHOTO_S
         while thread.is_alive():
             thread.join(0.05)
+            if time.monotonic() > late and self._log is not None:
+                self._log.put(f"waiting: {asked[-1]} has not answered its first photo yet\n")
+                late = math.inf
             self._check_alive()
             if self.stop_requested.is_set():
                 raise ServerStartError("ended before it was ready")
