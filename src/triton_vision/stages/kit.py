@@ -372,7 +372,8 @@ def is_status(text: Any) -> bool:
         told = text.decode()
     except (AttributeError, UnicodeDecodeError):
         return False
-    return len(told) <= STATUS_LENGTH and ":" in told and _MORE.search(told) is None
+    reason, colon, _ = told.partition(": ")
+    return len(told) <= STATUS_LENGTH and bool(reason and colon) and _MORE.search(told) is None
 
 
 def _item(value: Any) -> Any:

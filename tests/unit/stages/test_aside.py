@@ -218,7 +218,7 @@ def test_a_request_is_bounded_in_total_and_nobody_s_text_comes_back() -> None:
     assert len(answer.error) < 200
     runner.close()
     runner = StageRunner(Long, WITH_STATUS)
-    for text in (b"no reason", b"too: \x1b[31m", b"a: " + b"x" * 1000, b"\xff: x", bytes(70_000)):
+    for text in (b"no reason", b": of what", b"too: \x1b[31m", b"a: " + b"x" * 1000, b"\xff: x", bytes(70_000)):
         answer = runner.execute([numbers(1, status=[text])])[0]
         assert (answer.code, answer.error[:12]) == ("INVALID_ARG", "input STATUS")
     runner.close()
