@@ -237,6 +237,24 @@ def test_no_child_outlives_a_killed_serve(serve: Callable[..., Serve], echo: Pat
         caller.wait(10)
 
 
+def test_a_guard_that_dies_is_replaced(serve: Callable[..., Serve], echo: Path) -> None:
+    one = serve(echo)
+    one.until_ready()
+    caller = hang(one)  # whose stub would live on without a guard
+
+    def guards() -> list[int]:
+        return [pid for pid in one.family() if b"guard.py" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+
+    (old,) = guards()
+    os.kill(old, signal.SIGKILL)
+    wait_until(lambda: bool(guards()) and old not in guards(), 5)
+    family = one.family()
+    one.process.kill()
+    wait_until(lambda: not any(alive(pid) for pid in family), 5)
+    assert not regions(one.prefix)
+    caller.wait(10)
+
+
 @pytest.mark.parametrize("busy", [False, True])
 def test_what_killed_servers_left_is_cleared_by_the_next_start(
     serve: Callable[..., Serve], echo: Path, busy: bool

@@ -14,6 +14,7 @@ from triton_vision.server.logs import LogReader
 from triton_vision.server.rundir import RunDir
 
 KILL_AFTER_S = 5.5
+ISOLATED = (sys.executable, "-I", "-S")
 
 
 class Child:
@@ -40,9 +41,8 @@ class Child:
         run: RunDir,
         put: Callable[[str], None] | None,
     ) -> None:
-        isolated = (sys.executable, "-I", "-S")
         self._process, self.hidden = conceal.spawn(
-            [*isolated, launch.__file__, str(os.getpid())],
+            [*ISOLATED, launch.__file__, str(os.getpid())],
             command,
             secrets,
             environment,
@@ -57,25 +57,30 @@ class Child:
         self.pid = self._process.pid
         assert self._process.stdout is not None
         self.log = LogReader(self._process.stdout, put)
+        self._run = run
         self._guard: subprocess.Popen[bytes] | None = None
-        read, self._guard_pipe = os.pipe()
+        self._guard_reads, self._guard_pipe = os.pipe()
         try:
-            self._guard = subprocess.Popen(
-                [*isolated, guard.__file__, str(read), str(self.pid), run.prefix, str(run.path)],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                pass_fds=(read, run.lock_fd),
-                start_new_session=True,
-            )
+            self._start_guard()
         except BaseException:
             self.end()
             raise
-        finally:
-            os.close(read)
+
+    def _start_guard(self) -> None:
+        self._guard = subprocess.Popen(
+            [*ISOLATED, guard.__file__, str(self._guard_reads), str(self.pid), self._run.prefix, str(self._run.path)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            pass_fds=(self._guard_reads, self._run.lock_fd),
+            start_new_session=True,
+        )
 
     def ended(self) -> str:
-        """How it ended by itself, in words; empty while it runs."""
+        """How it ended by itself, in words; empty while it runs. Replaces a guard that has died."""
+        if self._guard is not None and self._guard.poll() is not None:
+            with contextlib.suppress(OSError):  # no room for a process: asked again soon
+                self._start_guard()
         code = self._process.poll()
         if code is None:
             return ""
@@ -96,8 +101,8 @@ class Child:
         self.log.join(1.0)
         if process.stdout is not None:
             process.stdout.close()
-        with contextlib.suppress(BrokenPipeError):
-            os.write(self._guard_pipe, b"done")
+        os.write(self._guard_pipe, b"done")
         os.close(self._guard_pipe)
+        os.close(self._guard_reads)
         if self._guard is not None:
             self._guard.wait()
