@@ -58,7 +58,7 @@ call() {
     code=${answer##*(HTTP }
     case ${code%)} in
     200) return 0 ;;
-    4??) [[ $answer =~ 'Request for unknown model'|'has no available versions'|'input LOGITS:' ]] || return 0 ;;
+    4??) [[ $answer == *'Request for unknown model'* || $answer == *'has no available versions'* ]] || return 0 ;;
     503) if [[ $answer == *'Exceeds maximum queue size'* || $answer == *'timeout expired'* ]]; then return 0; fi ;;
     esac
     echo "$2 does not answer an image: ${answer:0:300}"

@@ -22,8 +22,8 @@ LARGEST = 32 * 1024 * 1024
 # What Triton answers, with 503 or UNAVAILABLE, when there is more work than it can do.
 BUSY = re.compile(r"exceeds maximum queue size|timeout expired", re.IGNORECASE)
 # A caller's mistake by Triton's status, but not where the caller has just seen that the ensemble is there: then a model
-# of its chain has gone, or its core answers with NaN.
-GONE = re.compile(r"request for unknown model|has no available versions|input LOGITS:", re.IGNORECASE)
+# of its chain has gone.
+GONE = re.compile(r"request for unknown model|has no available versions", re.IGNORECASE)
 
 Verdict = Literal["answered", "refused", "busy", "closed", "broken"]
 

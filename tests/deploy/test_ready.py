@@ -111,7 +111,6 @@ def test_a_server_that_does_not_tell_its_models_is_asked_for_the_suites_own(clos
         (error(500, "in ensemble 'cats', core failed on this request (ValueError)"), False),
         (error(503, "Server is stopping"), False),
         (error(400, "in ensemble 'cats', Request for unknown model: 'core' is not found"), False),
-        (error(400, "in ensemble 'cats', input LOGITS: row 0 holds what is no finite number"), False),
     ],
 )
 def test_a_refusal_is_an_answer_and_a_failure_is_none(answer: Answer, serving: bool) -> None:

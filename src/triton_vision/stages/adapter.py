@@ -21,7 +21,14 @@ from triton_vision.cpu import threads_of, visible_cores
 from triton_vision.run import Debt
 from triton_vision.stages.call import Call, read_masks, read_parameters, size_of
 from triton_vision.stages.config import StageConfig
-from triton_vision.stages.errors import ConfigError, ImageRefused, InvalidRequest, Overloaded, RequestDropped
+from triton_vision.stages.errors import (
+    ConfigError,
+    ImageRefused,
+    InvalidRequest,
+    Overloaded,
+    RequestDropped,
+    StageError,
+)
 from triton_vision.stages.gate import find_gate
 from triton_vision.stages.kit import STATUS, Array, Batch, ItemStage, Stage, declared, gather, is_status
 from triton_vision.stages.lane import Lane
@@ -284,6 +291,8 @@ class Adapter:
             told = (str(error), "CANCELLED" if error.cancelled else "UNAVAILABLE")
         elif isinstance(error, Overloaded):
             told = (str(error), "UNAVAILABLE")
+        elif isinstance(error, StageError):
+            told = (str(error), "INTERNAL")
         else:
             trace = "".join(traceback.format_exception(error))
             self.utils.Logger.log_error(f"{self.config.name}: {trace}")

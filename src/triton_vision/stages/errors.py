@@ -1,6 +1,6 @@
 """What a stage raises.
 
-StageError
+StageError           a model before this stage is broken: the request fails (INTERNAL), and no caller can help it
 ├── ConfigError      at load: a field of config.pbtxt is wrong; the message names it
 ├── InvalidRequest   the whole request is wrong (INVALID_ARGUMENT)
 ├── RequestDropped   nobody waits for the answer any more: its timeout has passed, or its caller cancelled

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from triton_vision.stages.config import StageConfig
-from triton_vision.stages.errors import ConfigError, InvalidRequest, shown
+from triton_vision.stages.errors import ConfigError, InvalidRequest, StageError, shown
 from triton_vision.stages.kit import BatchStage, Parameters
 
 
@@ -50,7 +50,8 @@ class Postprocess(BatchStage):
 
     def process(self, logits: NDArray[np.float32]) -> NDArray[np.float32]:
         """Softmax over all classes: ``[rows, classes]`` of logits to as many probabilities."""
-        shifted = np.exp(logits - logits.max(axis=1, keepdims=True))
+        with np.errstate(invalid="ignore"):  # the scores tell of infinities
+            shifted = np.exp(logits - logits.max(axis=1, keepdims=True))
         scores: NDArray[np.float32] = shifted / shifted.sum(axis=1, keepdims=True)
         return scores
 
@@ -67,7 +68,7 @@ class Postprocess(BatchStage):
         # A softmax over anything but finite logits holds a NaN, and with it all its scores are.
         if not np.isfinite(best).all():
             row = np.isfinite(best).all(axis=1).argmin()
-            raise InvalidRequest(f"input LOGITS: row {row} holds what is no finite number (NaN or infinity)")
+            raise StageError(f"input LOGITS: row {row} holds NaN or infinity; the model that made it is broken")
         return labels, ids.astype(np.int32), best
 
 
