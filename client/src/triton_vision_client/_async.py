@@ -7,6 +7,7 @@ import inspect
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, Coroutine, Iterable, Mapping, Sequence
+from contextlib import suppress
 from types import TracebackType
 from typing import Any, Callable, Optional, TypeVar, Union
 
@@ -195,7 +196,8 @@ class AsyncImageClient(AsyncCalls):
                 await self._settle_in()
                 await self._end_others(lambda other: not other.is_running())
                 for left in self._stale:
-                    self._connection(left.member)
+                    with suppress(grpc.RpcError):  # there can be none
+                        self._connection(left.member)
                 self._closed = True
                 for pause in self._last_calls():
                     await asyncio.sleep(pause)

@@ -179,7 +179,6 @@ class AsyncCalls(BaseClient):
                     if self._should_ask_version(call, member):
                         self._later(self._ask_version(connection, member))
                     return result
-                assert connection is not None
                 if self._closed:
                     balancer.ended(member)
                     self._gave_up(call)
@@ -189,7 +188,8 @@ class AsyncCalls(BaseClient):
                         balancer.answered(member)
                         continue
                     answered = error.code() in ANSWERS
-                typed = self._failed(error, call, attempts, member, connected=connection.connected, sent=sent)
+                connected = connection is not None and connection.connected
+                typed = self._failed(error, call, attempts, member, connected=connected, sent=sent)
                 typed, pause = self._next(typed, call, attempts, member)
                 if pause is None:
                     try:

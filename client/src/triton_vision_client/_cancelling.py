@@ -43,6 +43,11 @@ class OwnError(grpc.RpcError):  # type: ignore[misc]  # grpc has no types
         details = f"Exceeds maximum queue size: {MOST_LEFT} calls are under way there that nobody waits for any more"
         return cls(grpc.StatusCode.UNAVAILABLE, details)
 
+    @classmethod
+    def unconnected(cls, details: str) -> OwnError:
+        """There can be no connection, so gRPC has not been asked for one."""
+        return cls(grpc.StatusCode.UNAVAILABLE, details)
+
     def code(self) -> grpc.StatusCode:
         """As gRPC's."""
         return self._code

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import errno
 import logging
 import math
-import os
-import socket
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,6 +17,7 @@ from triton_vision_client._balancer import Balancer, Member
 from triton_vision_client._batches import Batch
 from triton_vision_client._calls import NOT_REACHED, Attempts, Budget, Call
 from triton_vision_client._cancelling import ASK_AGAIN_S, INFER, LATE_S, MOST_LEFT, OwnError, survives_cancelling
+from triton_vision_client._connecting import true_details
 from triton_vision_client._errors import (
     DeadlineExceededError,
     ModelNotFoundError,
@@ -216,14 +214,9 @@ class BaseClient:
         else:
             unsent_for = None if sent else time.monotonic() - attempts.try_began
             unanswered_for = unsent_for if error.code() == grpc.StatusCode.DEADLINE_EXCEEDED else None
-            details = error.details() or ""
-            if error.code() == grpc.StatusCode.UNAVAILABLE and not connected and _lacks_descriptors():
-                details = "too many open files"  # which gRPC says in some cases only
-            elif "refused" in details and _accepts_ipv4(member.address):
-                details = "failed to connect: socket closed"  # what the other address, which gRPC does not show, says
             typed = translate(
                 error.code(),
-                details,
+                true_details(error.code(), error.details() or "", member.address, connected=connected),
                 model=call.model,
                 address=member.address,
                 timeout=call.timeout,
@@ -360,27 +353,6 @@ def _awaited(member: Member, call: Call, error: VisionClientError) -> str:
     """
     of_the_model = isinstance(error, (ModelNotFoundError, ServerError)) or getattr(error, "broken", False)
     return call.model if of_the_model or call.model in member.served else member.last_served
-
-
-def _lacks_descriptors() -> bool:
-    """Whether this process cannot open anything more."""
-    try:
-        os.close(os.open(os.devnull, os.O_RDONLY))
-    except OSError as error:
-        return error.errno in (errno.EMFILE, errno.ENFILE)
-    return False
-
-
-def _accepts_ipv4(address: str) -> bool:
-    """Whether somebody listens at localhost's IPv4 address, of whom gRPC tells nothing where ::1 refuses as well."""
-    host, _, port = address.rpartition(":")
-    if host != "localhost":
-        return False
-    try:
-        with socket.create_connection(("127.0.0.1", int(port)), timeout=0.2):
-            return True
-    except (OSError, ValueError, OverflowError):
-        return False
 
 
 def reaches(error: Any) -> bool:

@@ -68,7 +68,7 @@ class Flight:
             self._failure = error
             if not self._sent:
                 # Known at once, so that no other call goes there, and not when somebody comes for this one.
-                connected = self._connection.connected
+                connected = self._connection is not None and self._connection.connected
                 self._failure = client._failed(error, call, attempts, self._member, connected=connected, sent=False)
         except BaseException as error:
             client._in_air.discard(self)

@@ -12,6 +12,8 @@ import grpc
 
 from triton_vision_client._balancer import Member
 from triton_vision_client._calls import Metadata
+from triton_vision_client._cancelling import OwnError
+from triton_vision_client._connecting import NO_DESCRIPTORS, lacks_descriptors
 from triton_vision_client._errors import VisionClientError
 from triton_vision_client._observe import NOBODY, Observer
 from triton_vision_client._options import RetryPolicy, TLSConfig
@@ -116,7 +118,13 @@ class Settings:
         return grpc.ssl_channel_credentials(ca, key, certificate)
 
     def channel(self, api: Any, member: Member) -> Any:
-        """A channel to a server, made by ``grpc`` or ``grpc.aio``."""
+        """A channel to a server, made by ``grpc`` or ``grpc.aio``.
+
+        Raises:
+            grpc.RpcError: this process has too few file descriptors left.
+        """
+        if lacks_descriptors():
+            raise OwnError.unconnected(NO_DESCRIPTORS)
         options = channel_options(member.address, member.authority)
         credentials = self.credentials()
         if credentials is None:

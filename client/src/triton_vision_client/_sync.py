@@ -9,6 +9,7 @@ from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Callable, Optional, TypeVar, Union
 
+import grpc
 from numpy.typing import NDArray
 from tritonclient.grpc import service_pb2
 
@@ -190,7 +191,10 @@ class ImageClient(SyncCalls):
         asked = []
         for member in list(self._balancer.members):
             left = max(0.001, deadline - time.monotonic())
-            send = self._connection(member).stub.ModelReady.future
+            try:
+                send = self._connection(member).stub.ModelReady.future
+            except grpc.RpcError:  # there can be no connection
+                continue
             asked.append(send(request, timeout=left, metadata=self._settings.metadata))
             asked[-1].add_done_callback(answers.put)
         try:

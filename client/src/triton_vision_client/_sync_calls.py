@@ -105,8 +105,13 @@ class SyncCalls(BaseClient):
                 self._balancer.probed(member, well)
 
         method, request = self._readiness(member)
+        try:
+            connection = self._connection(member)
+        except grpc.RpcError:
+            self._balancer.probed(member, False)
+            return
         # Waits for the connection, which gRPC makes in the meantime.
-        asked = getattr(self._connection(member).stub, method).future(
+        asked = getattr(connection.stub, method).future(
             request, timeout=PROBE_S, metadata=self._settings.metadata, wait_for_ready=True
         )
         asked.add_done_callback(told)
@@ -200,7 +205,8 @@ class SyncCalls(BaseClient):
 
     def _free(self, call: Call, *, answered: bool) -> None:
         for left in self._regions.release(call, answered=answered):
-            with suppress(ValueError):  # the client has been closed meanwhile, and that has told the server
+            # The client may have been closed meanwhile, and that has told the server; or there can be no connection.
+            with suppress(ValueError, grpc.RpcError):
                 self._unregister(left)
 
     def _unregister(self, left: Left) -> Any:

@@ -151,8 +151,8 @@ def _no_grpc(address: str, tls: bool) -> ServerUnavailableError:
 def _unavailable(details: str, lower: str, model: str, address: str, tls: bool) -> VisionClientError:
     if "too many open files" in lower:
         return ServerUnavailableError(
-            f"this process has no file descriptor left for a connection to {address}: raise its limit (ulimit -n), or "
-            "close what it no longer needs, such as other clients"
+            f"this process has too few file descriptors left to connect to {address}: raise its limit (ulimit -n), "
+            "or close what it no longer needs, such as other clients"
         )
     if "exceeds maximum queue size" in lower or "queue size" in lower:
         full = ServerOverloadedError(f"the queue of {address} is full: try again later, or send less ({details})")
