@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -20,8 +22,6 @@ CRASHED, CRASH_DELAY_S = "ended with signal", 4.0
 # A server that has served for so long is taken for healthy: the next failure is the first again.
 HEALTHY_S = 60.0
 MOST_FAILURES = 10
-# A model that loads anew may take so long, or three times what the whole start took.
-LOAD_TIMEOUT_S = 30.0
 
 
 def keep(server: TritonServer, tell: Callable[[str], None], ready: Callable[[], None]) -> None:
@@ -61,10 +61,15 @@ def keep(server: TritonServer, tell: Callable[[str], None], ready: Callable[[], 
 
 def _watch(server: TritonServer, tell: Callable[[str], None]) -> str:
     """Looks after a server that is ready; returns why it has to be restarted, or empty when a stop is requested."""
-    tending = Tending(server.pid, server.index, tell, max(LOAD_TIMEOUT_S, 3 * server.start_took), server.folder)
+    tending = Tending(server.pid, server.index, tell, server.start_took, server.folder)
     while not server.stop_requested.wait(PERIOD_S):
-        why = server.ended() or tending.tend()
+        why = server.ended()
         if why:
+            return why
+        why = tending.tend()
+        if why:
+            # It would refuse every call and still take all the time it has to end.
+            os.kill(server.pid, signal.SIGKILL)
             return why
     return ""
 

@@ -8,7 +8,9 @@ given: callers do not notice.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
+import signal
 import threading
 import time
 from collections import defaultdict
@@ -33,8 +35,14 @@ SETTLED_S = 1.0
 LEAST_INTERVAL_S, SHORT_INTERVAL_S, MOST_INTERVAL_S = 30.0, 60.0, 900.0
 # New stubs are looked for so often: after a renewal, or when a model was loaded through the API.
 SEARCH_S = 1.0
-# What takes longer than that to answer its caller is given up.
-DEBT_S = 20.0
+# What takes longer than that to answer its caller is given up; the latter where others wait for a dead process.
+DEBT_S, DEAD_DEBT_S = 20.0, 4.0
+# A model that loads anew may take so long, or three times what the whole start took.
+LOAD_TIMEOUT_S = 30.0
+# During a load, processes come and go one after the other, each in little more than a second.
+STUCK_S = 3.0
+# A load that failed (a new process died, too) is tried again before the server is restarted.
+MOST_LOADS = 3
 # By then Triton has let go of a process that was replaced.
 HEALED_S = 5.0
 
@@ -83,14 +91,26 @@ class Renewal:
         sparing: whether to get along with the memory of a single new process for a moment, and so with one process.
         counts: how many instances each group shall have, where an earlier attempt may have left fewer.
         run: the server's run-time folder.
+        patience: seconds to wait at most for the answers that its processes owe.
     """
 
     def __init__(
-        self, index: Callable[[], Index], model: str, timeout: float, sparing: bool, counts: list[int] | None, run: Path
+        self,
+        index: Callable[[], Index],
+        model: str,
+        timeout: float,
+        sparing: bool,
+        counts: list[int] | None,
+        run: Path,
+        patience: float = DEBT_S,
     ) -> None:
         self.model = model
         self.counts = counts
         self.problem = ""
+        self.paid = True
+        self.began = _clock()
+        self.loading_since = math.inf
+        self._patience = patience
         self._index, self._timeout, self._sparing = index, timeout, sparing
         self._debt, self._reserve = debt_path(run, model), Reserve(run / RESERVE)
         self._thread = threading.Thread(target=self._run, name="renewal", daemon=True)
@@ -104,10 +124,11 @@ class Renewal:
     def _run(self) -> None:
         try:
             # A process that owes an answer to somebody must not be replaced before it has given it.
-            with self._index() as index, paid(self._debt, DEBT_S):
+            with self._index() as index, paid(self._debt, self._patience) as self.paid:
+                self.loading_since = _clock()
                 self._reserve.give()
                 self._load(index)
-        except (ModelLoadError, KeyError, ValueError) as error:
+        except (ModelLoadError, OSError, KeyError, ValueError) as error:
             reasons = error.reasons if isinstance(error, ModelLoadError) else {}
             self.problem = reasons.get(self.model) or f"{type(error).__name__}: {error}"
         finally:
@@ -138,16 +159,20 @@ class Tending:
         server: tritonserver's process id.
         index: makes a connection to it.
         tell: takes a line for the operator.
-        timeout: seconds that loading a model may take.
+        took: seconds that the server took to start.
         run: the server's run-time folder.
     """
 
     def __init__(
-        self, server: int, index: Callable[[], Index], tell: Callable[[str], None], timeout: float, run: Path
+        self, server: int, index: Callable[[], Index], tell: Callable[[str], None], took: float, run: Path
     ) -> None:
         self._watch = StubWatch(server, SEARCH_S)
-        self._index, self._tell, self._timeout, self._run = index, tell, timeout, run
+        self._index, self._tell, self._run = index, tell, run
         self._renewal: Renewal | None = None
+        self._timeout = max(LOAD_TIMEOUT_S, 3 * took)
+        self._running: list[Stub] = []
+        self._changed = 0.0
+        self._failures = 0
         self._healing: list[Stub] = []
         self._healed: dict[Stub, float] = {}
         self._counts: dict[str, list[int]] = {}
@@ -167,9 +192,15 @@ class Tending:
         """
         # What dies right after it was made must have been seen alive, or nobody knows whose it was.
         running = self._watch.look(search=time.monotonic() < self._search_until)
+        if running != self._running:
+            self._running, self._changed = running, _clock()
+        for stub in self._watch.frozen():
+            self._tell(f"error: {stub.model}: a Python process has been stopped by a signal for seconds; killing it")
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(stub.pid, signal.SIGKILL)
         if self._renewal is not None:
             self._search_until = time.monotonic() + HEALED_S
-            return self._finish(self._renewal) if self._renewal.done else ""
+            return self._finish(self._renewal) if self._renewal.done else self._stuck(self._renewal)
         if self._watch.nameless(HEALED_S):
             return f"Triton keeps a dead process of {NAMELESS}"
         lost = self._watch.lost()
@@ -193,12 +224,37 @@ class Tending:
         return ""
 
     def _begin(self, model: str, running: list[Stub]) -> None:
-        needed = sum(stub.model == model for stub in running) * STUB_BYTES
-        self._renewal = Renewal(self._index, model, self._timeout, needed > _free(), self._counts.get(model), self._run)
+        count = sum(stub.model == model for stub in running)
+        self._renewal = Renewal(
+            self._index,
+            model,
+            self._timeout,
+            count * STUB_BYTES > _free(),
+            self._counts.get(model),
+            self._run,
+            DEAD_DEBT_S if self._healing else DEBT_S,
+        )
+
+    def _stuck(self, renewal: Renewal) -> str:
+        """Why a load will never end: Triton waits for ever for a process that dies while it is started or ended."""
+        if _clock() - max(renewal.loading_since, self._changed) <= STUCK_S:
+            return ""
+        dead = [stub for stub in self._watch.lost(STUCK_S) if stub.model == renewal.model]
+        if not (set(dead) - set(self._healing) or self._watch.nameless(STUCK_S)):
+            return ""
+        return f"Triton waits for a Python process of {renewal.model} that died while the model was loaded anew"
 
     def _finish(self, renewal: Renewal) -> str:
         model, self._renewal = renewal.model, None
         now = _clock()
+        if not renewal.paid:
+            self._tell(f"warning: {model}: its Python processes still owed answers, whose callers get none")
+        if self._healing and renewal.problem:
+            self._failures += 1
+            if self._failures >= MOST_LOADS or now - renewal.began >= self._timeout:
+                return f"the Python processes of {model} could not be replaced: {renewal.problem}"
+            self._tell(f"error: {model}: not replaced, trying again: {renewal.problem}")
+            return ""
         if renewal.counts is not None:
             self._counts[model] = renewal.counts
         if not self._healing:
@@ -207,11 +263,12 @@ class Tending:
             self._renewed[model] = now
         self._healed.update(dict.fromkeys(self._healing, now))
         if not renewal.problem:
+            if self._healing:
+                self._failures = 0
+                self._tell(f"replaced: {model}: all its Python processes, in {now - renewal.began:.1f} s")
             self._counts.pop(model, None)
             self._complained.discard(model)
             return ""
-        if self._healing:
-            return f"the Python processes of {model} could not be replaced: {renewal.problem}"
         if model not in self._complained:
             self._complained.add(model)
             self._tell(

@@ -18,6 +18,9 @@ PROGRAM = "triton_python_backend_stub"
 # A stub that Triton has ended because its model failed leaves its region for a moment only.
 PATIENCE_S = 5.0
 NAMELESS = "a Python model"
+# A stub that was seen stopped so many times in a row answers nobody. Looks, not seconds: while the keeper itself is
+# stopped, it does not look.
+FROZEN_LOOKS = 15
 # Between a stub's end and the removal of its region, where Triton itself ends it.
 REMOVAL_S = 0.6
 
@@ -49,13 +52,14 @@ def read_stub(pid: int) -> Stub | None:
     return Stub(pid, Path(words[1]).parent.parent.name, words[2].lstrip("/"))
 
 
-def _is_dead_stub(pid: int) -> bool:
+def _state(pid: int) -> tuple[str, str]:
+    """A process's name, of which the kernel keeps 15 letters, and its state; empty if there is none."""
     try:
         _, rest = Path(f"/proc/{pid}/stat").read_text().split("(", 1)
     except (OSError, ValueError):
-        return False
+        return "", ""
     name, _, fields = rest.rpartition(")")
-    return name == PROGRAM[:15] and fields.split()[0] == "Z"  # the kernel keeps 15 letters
+    return name, fields.split()[0]
 
 
 def end_stubs(of_region: Callable[[str], bool]) -> int:
@@ -80,12 +84,14 @@ class StubWatch:
     """
 
     def __init__(self, server: int, pause: float = 0.0) -> None:
+        self._server = server
         self._tasks = Path(f"/proc/{server}/task")
         self._pause = pause
         self._searched = -pause
         self._known: dict[int, Stub] = {}
         self._dead_since: dict[int, float] = {}
         self._nameless: dict[int, float] = {}
+        self._stopped: dict[int, int] = {}
 
     def look(self, *, search: bool = False) -> list[Stub]:
         """Those that run now; ``search``: new ones may have been made just now."""
@@ -98,7 +104,7 @@ class StubWatch:
                 if stub is not None:
                     self._known.setdefault(pid, stub)
             # One that died before it was seen alive has left no name.
-            zombies = [pid for pid in children if pid not in self._known and _is_dead_stub(pid)]
+            zombies = [pid for pid in children if pid not in self._known and _state(pid) == (PROGRAM[:15], "Z")]
             self._nameless = {pid: self._nameless.get(pid, now) for pid in zombies}
         # A zombie has no command line, and another process of the same number another one.
         running = {pid: stub for pid, stub in self._known.items() if read_stub(pid) == stub}
@@ -110,12 +116,19 @@ class StubWatch:
             else:  # Triton has ended it, and cleared up after it
                 del self._known[pid]
                 self._dead_since.pop(pid, None)
+        # Who stops the server, too, means to let it go on.
+        stopped = [] if _state(self._server)[1] == "T" else [pid for pid in running if _state(pid)[1] == "T"]
+        self._stopped = {pid: self._stopped.get(pid, 0) + 1 for pid in stopped}
         return list(running.values())
+
+    def frozen(self) -> list[Stub]:
+        """Those that somebody has stopped (SIGSTOP), as the last looks saw it."""
+        return [self._known[pid] for pid, looks in self._stopped.items() if looks == FROZEN_LOOKS]
 
     def dead_model(self) -> str:
         """The name of a model whose process has been dead for PATIENCE_S seconds; empty if there is none."""
         self.look(search=True)
-        dead = self._dead(PATIENCE_S)
+        dead = self.lost(PATIENCE_S)
         if dead:
             return dead[0].model
         return NAMELESS if self.nameless(PATIENCE_S) else ""
@@ -125,13 +138,10 @@ class StubWatch:
         now = time.monotonic()
         return any(now - since > seconds for since in self._nameless.values())
 
-    def lost(self) -> list[Stub]:
-        """Those that have died by themselves, as the last looks saw it: Triton still holds on to their regions."""
-        return self._dead(REMOVAL_S)
-
-    def _dead(self, seconds: float) -> list[Stub]:
+    def lost(self, seconds: float = 0.0) -> list[Stub]:
+        """Those that died by themselves so long ago, as far as seen: Triton still holds on to their regions."""
         now = time.monotonic()
-        return [self._known[pid] for pid, since in self._dead_since.items() if now - since > seconds]
+        return [self._known[pid] for pid, since in self._dead_since.items() if now - since > max(seconds, REMOVAL_S)]
 
     def _children(self) -> list[int]:
         children: list[int] = []

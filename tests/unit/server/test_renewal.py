@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -25,6 +28,8 @@ class Index(ServerIndex):
 
     def __init__(self, problem: str = "") -> None:
         self.problem = problem
+        self.go_on = threading.Event()
+        self.go_on.set()
         self.loads: list[list[tuple[int, int]]] = []
         self.reserve = Path()
         self.reserved: list[bool] = []
@@ -34,7 +39,8 @@ class Index(ServerIndex):
         return {"name": model, "instance_group": [{"count": 3}, {"count": 2, "rate_limiter": {"priority": 5}}]}
 
     def load(self, model: str, config: Mapping[str, Any], timeout: float) -> None:
-        assert timeout == 5
+        assert timeout == 30
+        self.go_on.wait(10)
         self.reserved.append(self.reserve.exists())
         groups = config["instance_group"]
         self.loads.append([(group["count"], group["rate_limiter"]["priority"]) for group in groups])
@@ -49,6 +55,7 @@ class Watch(StubWatch):
     """Stands for the processes of a server."""
 
     def __init__(self) -> None:
+        super().__init__(0)
         self.running: list[Stub] = []
         self.dead: list[Stub] = []
         self.unknown = False
@@ -61,7 +68,8 @@ class Watch(StubWatch):
         del seconds
         return self.unknown
 
-    def lost(self) -> list[Stub]:
+    def lost(self, seconds: float = 0.0) -> list[Stub]:
+        del seconds
         return self.dead
 
 
@@ -79,7 +87,7 @@ class World:
         monkeypatch.setattr(renewal, "_free", lambda: self.free)
         monkeypatch.setattr(renewal, "_clock", lambda: self.now)
         self.index.reserve = folder / renewal.RESERVE
-        self.tending = Tending(0, lambda: self.index, self.told.append, 5, folder)
+        self.tending = Tending(0, lambda: self.index, self.told.append, 5.0, folder)
         self.watch = self.tending._watch = Watch()
         self.watch.running = [self.stub]
         self.grow(1)
@@ -176,7 +184,10 @@ def test_what_cannot_be_replaced_is_told_once_and_tried_again(world: World) -> N
 def test_a_dead_process_is_replaced_at_once(world: World) -> None:
     world.watch.dead = [world.stub]
     assert world.settle() == ""
-    assert world.told == ["error: stage: a Python process died; replacing the model's processes"]
+    assert world.told == [
+        "error: stage: a Python process died; replacing the model's processes",
+        "replaced: stage: all its Python processes, in 0.0 s",
+    ]
     assert len(world.index.loads) == 1
     world.settle()
     assert len(world.index.loads) == 1  # its region may stay for a moment
@@ -187,7 +198,54 @@ def test_a_dead_process_is_replaced_at_once(world: World) -> None:
 def test_a_dead_process_that_cannot_be_replaced_costs_a_restart(world: World) -> None:
     world.watch.dead = [world.stub]
     world.index.problem = "no luck"
+    assert [world.settle(), world.settle()] == ["", ""]  # a new process may have died, too
+    assert world.told[1::2] == ["error: stage: not replaced, trying again: no luck"] * 2
     assert world.settle() == "the Python processes of stage could not be replaced: no luck"
+
+
+def test_a_dead_process_that_a_load_waits_for_costs_a_restart(world: World) -> None:
+    world.watch.dead = [world.stub]
+    world.index.go_on.clear()
+    world.tending.tend()
+    deadline = time.monotonic() + 10
+    while not (world.tending._renewal and world.tending._renewal.loading_since == world.now):
+        assert time.monotonic() < deadline
+    world.now += 60
+    assert world.tending.tend() == ""  # Triton knows that this one has died
+    world.watch.dead = [world.stub, Stub(2, "stage", "another")]
+    stuck = "Triton waits for a Python process of stage that died while the model was loaded anew"
+    assert world.tending.tend() == stuck
+    world.now -= 60
+    assert world.tending.tend() == ""
+    world.index.go_on.set()
+    world.settle()
+
+
+def test_a_dead_process_is_not_kept_waiting_for_the_answers_that_others_owe(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(renewal, "DEAD_DEBT_S", 0.05)
+    world.watch.dead = [world.stub]
+    with owing(world.index.reserve.parent):
+        world.settle()
+    assert len(world.index.loads) == 1
+    assert "warning: stage: its Python processes still owed answers, whose callers get none" in world.told
+
+
+@contextmanager
+def owing(folder: Path) -> Iterator[None]:
+    """A process that owes an answer."""
+    program = (
+        "import sys; from triton_vision.run import *; Debt(debt_path(Path(sys.argv[1]), 'stage')).begin(); print()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", f"{program}; sys.stdout.flush(); sys.stdin.read()", folder],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        yield
 
 
 # -- noticing ---------------------------------------------------------------------------------------------------------
@@ -237,6 +295,22 @@ def test_a_process_that_triton_did_not_end_is_lost(
         region.unlink(missing_ok=True)
         watch.look()
         assert watch.lost() == []
+
+
+def test_a_process_that_stays_stopped_is_frozen_unless_its_server_is_stopped_too(
+    process: Callable[..., subprocess.Popen[bytes]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stubs, "SHM", tmp_path)
+    one = process("region")
+    watch = StubWatch(os.getpid())
+    one.send_signal(signal.SIGSTOP)
+    os.waitid(os.P_PID, one.pid, os.WSTOPPED)
+    for server, found in ((one.pid, []), (os.getpid(), [one.pid])):
+        watch._server = server
+        for _ in range(stubs.FROZEN_LOOKS):
+            assert watch.frozen() == []
+            watch.look()
+        assert [stub.pid for stub in watch.frozen()] == found
 
 
 def test_only_stubs_of_that_region_are_ended(process: Callable[..., subprocess.Popen[bytes]]) -> None:
