@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
 import threading
 from pathlib import Path
 from typing import cast
 
 import pytest
 
-from triton_vision.server import ServerStartError, SetupError, keeper
+from triton_vision.server import ServerStartError, SetupError, keeper, renewal
 from triton_vision.server.process import TritonServer
 
 DIED = "tritonserver ended with signal SIGSEGV"
@@ -92,6 +94,16 @@ def test_time_in_health_makes_the_next_failure_the_first_again(monkeypatch: pyte
     told, ready = keep(Doomed([None] * 20))
     assert ready == 20
     assert set(told) == {f"error: {DIED}; restarting in 0.001 s"}
+
+
+def test_a_server_whose_processes_cannot_be_replaced_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    with subprocess.Popen(["sleep", "60"]) as process:
+        monkeypatch.setattr(renewal.Tending, "tend", lambda _: "no luck")
+        server = Doomed([])
+        server.pid = process.pid
+        monkeypatch.setattr(server, "ended", lambda: "")
+        assert keep(server)[0] == ["error: no luck; restarting in 0.001 s"]
+        assert process.wait(10) == -signal.SIGKILL
 
 
 def test_a_stop_ends_the_wait(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -232,6 +232,22 @@ def test_a_dead_process_is_not_kept_waiting_for_the_answers_that_others_owe(
     assert "warning: stage: its Python processes still owed answers, whose callers get none" in world.told
 
 
+def test_a_server_that_ends_while_a_load_is_prepared_is_a_problem_like_any_other(tmp_path: Path) -> None:
+    one = renewal.Renewal(Index, "stage", 30, sparing=False, counts=None, run=tmp_path / "gone")
+    one._thread.join(10)
+    assert one.problem.startswith("FileNotFoundError: ")
+
+
+def test_a_frozen_process_is_killed(world: World) -> None:
+    with subprocess.Popen(["sleep", "60"]) as process:
+        frozen = Stub(process.pid, "stage", "region")
+        world.watch._known[frozen.pid] = frozen
+        world.watch._stopped[frozen.pid] = stubs.FROZEN_LOOKS
+        world.tending.tend()
+        assert process.wait(10) == -signal.SIGKILL
+    assert world.told == ["error: stage: a Python process has been stopped by a signal for seconds; killing it"]
+
+
 @contextmanager
 def owing(folder: Path) -> Iterator[None]:
     """A process that owes an answer."""
