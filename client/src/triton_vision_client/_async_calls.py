@@ -13,11 +13,12 @@ import grpc
 from tritonclient.grpc import service_pb2
 
 from triton_vision_client._async_connections import Connection, Sent, end
-from triton_vision_client._balancer import Balancer, Member
+from triton_vision_client._balancer import Member
 from triton_vision_client._calls import ANSWERS, Attempts, Call, Metadata
 from triton_vision_client._client import (
     IN_USE_PAUSE_S,
     PROBE_S,
+    READY_S,
     UNREGISTER_S,
     BaseClient,
     reaches,
@@ -124,6 +125,13 @@ class AsyncCalls(BaseClient):
                 await connection.stub.ServerMetadata(request, timeout=PROBE_S, metadata=self._settings.metadata),
             )
 
+    async def _ask_readiness(self, call: Call, connection: Connection, member: Member) -> None:
+        """As in the synchronous twin."""
+        request = service_pb2.ModelReadyRequest(name=call.model)
+        with suppress(grpc.RpcError, ValueError, AttributeError):
+            answer = await connection.stub.ModelReady(request, timeout=READY_S, metadata=call.metadata)
+            self._heard_readiness(call, member, answer)
+
     def _connection(self, member: Member) -> Connection:
         connection: Optional[Connection] = self._connections.get(member)
         if connection is None:
@@ -155,7 +163,7 @@ class AsyncCalls(BaseClient):
                     left = attempts.remaining()
                     message = regions.message(call, member, left)
                     sent = True
-                    response = await self._sent(message, left, call, connection, attempts.balancer, member, in_air)
+                    response = await self._sent(message, left, call, connection, attempts, member, in_air)
                     answered = True
                     result = call.read(response)
                 except (grpc.RpcError, ServerError) as failure:
@@ -208,23 +216,30 @@ class AsyncCalls(BaseClient):
             for gone in regions.release(call, answered=answered):
                 self._later(self._unregister(gone))
 
-    def _sent(
+    async def _sent(
         self,
         message: Any,
         left: float,
         call: Call,
         connection: Connection,
-        balancer: Balancer,
+        attempts: Attempts,
         member: Member,
         in_air: set[Any],
-    ) -> Coroutine[Any, Any, Any]:
-        """Sends a message; returns what waits for the response, for ``left`` seconds."""
+    ) -> Any:
+        """Sends a message; returns the response, for which it waits ``left`` seconds."""
         expiry = self._expiry(call, member, left)
         answer = getattr(connection.stub, call.method)(message, timeout=expiry, metadata=call.metadata)
         may_cancel = partial(self._may_cancel, call, member, connection)
         # What expires by itself is waited for a little longer, so that gRPC says why.
         patience = left if expiry > left else left + GRACE_S
-        return Sent(answer, connection, patience, may_cancel, in_air, balancer, member).response()
+        sent = Sent(answer, connection, patience, may_cancel, in_air, attempts.balancer, member)
+        del answer  # whose own error, raised, would hold this frame, and that it
+        try:
+            return await sent.response()
+        except grpc.RpcError as error:
+            if self._should_ask_readiness(error, call, attempts, member, connection):
+                await self._ask_readiness(call, connection, member)
+            raise
 
     async def _introduce(
         self, regions: Regions, call: Call, connection: Connection, attempts: Attempts, member: Member

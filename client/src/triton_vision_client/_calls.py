@@ -38,7 +38,8 @@ ANSWERS = (
 CHECK_S, CHECK_AGAIN_S = 3.0, 0.5
 # One that has not answered in less than this may as well be far away.
 TELLING_S = 1.0
-
+# With less than this left of a call's time, no other server is asked.
+SHORTEST_TRY_S = 0.01
 
 # How many servers' failures an error names beside its own.
 NAMED = 7
@@ -181,11 +182,8 @@ class Attempts:
         that takes a retry of the client's budget, so that overloaded servers do not see every call of every caller.
         Going round again costs one of the policy's attempts, a pause, and a retry of the budget.
         """
-        before = self._failures.get(member)
-        if isinstance(error, DeadlineExceededError) and isinstance(before, ServerUnavailableError) and before.broken:
-            return None  # what its broken model has left no time for
         self._failures[member] = error
-        if not may_retry(error):
+        if not may_retry(error) or self.remaining() < SHORTEST_TRY_S:
             return None
         full = isinstance(error, ServerOverloadedError)
         if self._retry.attempts > 1 and self.balancer.has_untried(self._tried, with_room=full):
@@ -209,8 +207,6 @@ class Attempts:
         Where one server had a full queue and another could not be reached, the caller may try again later.
         """
         failures, gravest = list(self._failures.values()), self._gravest()
-        if isinstance(error, DeadlineExceededError) and error not in failures:
-            error = gravest
         # An error that is raised holds this object, by way of its traceback.
         self._failures.clear()
         if len(failures) < 2 or isinstance(error, BadImageError):

@@ -15,7 +15,7 @@ from tritonclient.grpc import service_pb2
 from triton_vision_client import _protocol
 from triton_vision_client._balancer import Balancer, Member
 from triton_vision_client._batches import Batch
-from triton_vision_client._calls import NOT_REACHED, Attempts, Budget, Call
+from triton_vision_client._calls import NOT_REACHED, TELLING_S, Attempts, Budget, Call
 from triton_vision_client._cancelling import ASK_AGAIN_S, INFER, LATE_S, MOST_LEFT, OwnError, survives_cancelling
 from triton_vision_client._connecting import true_details
 from triton_vision_client._errors import (
@@ -30,11 +30,16 @@ from triton_vision_client._names import Names, members_of
 from triton_vision_client._regions import Left, Regions
 from triton_vision_client._results import ModelInfo, Prediction, Result, ServerInfo
 from triton_vision_client._settings import Settings, check_model, check_timeout
-from triton_vision_client._translate import translate
+from triton_vision_client._translate import dead_model, translate
 
 LOG = logging.getLogger("triton_vision_client")
 # An ejected server is asked whether it is well; how long it may take to say so.
 PROBE_S = 2.0
+# How long it may take to say whether a model is ready that has not answered in a call's time, which is over by then.
+READY_S = 0.25
+# For how long a late answer is put down to a model that was heard to be dead. Triton 2.51 calls a dead model ready, and
+# takes a second or more for each batch until it says what is wrong: some callers hear it in time, and some don't.
+DEAD_S = 10.0
 # How long a server may take to be told that a region is gone; and when one is asked again that still reads it.
 UNREGISTER_S = 2.0
 IN_USE_PAUSE_S = 0.05
@@ -224,6 +229,10 @@ class BaseClient:
                 unsent_for=unsent_for,
                 tls=self._settings.tls is not None,
             )
+        if getattr(typed, "broken", False):
+            member.dead[call.model] = time.monotonic()
+        elif isinstance(typed, DeadlineExceededError) and self._is_dead(call, member):
+            typed = dead_model(call.model, member.address, f"no answer within {call.timeout:g} s")
         attempts.settle(
             member,
             typed,
@@ -232,6 +241,27 @@ class BaseClient:
             unanswered_for=unanswered_for,
         )
         return typed
+
+    def _is_dead(self, call: Call, member: Member) -> bool:
+        """Whether the call's model is known to be dead: heard by any caller, since this call began or not long ago."""
+        return member.dead.get(call.model, -math.inf) > min(call.began, time.monotonic() - DEAD_S)
+
+    def _should_ask_readiness(
+        self, error: Any, call: Call, attempts: Attempts, member: Member, connection: Any
+    ) -> bool:
+        """Whether a call that has failed has waited so long that its model may be dead."""
+        return (
+            call.method == INFER
+            and error.code() == grpc.StatusCode.DEADLINE_EXCEEDED
+            and time.monotonic() - attempts.try_began >= TELLING_S
+            and not self._is_dead(call, member)
+            and connection.connected
+        )
+
+    def _heard_readiness(self, call: Call, member: Member, answer: Any) -> None:
+        """What a server says of a late call's model."""
+        if answer is not None and not answer.ready:
+            member.dead[call.model] = time.monotonic()
 
     def _next(
         self, typed: VisionClientError, call: Call, attempts: Attempts, member: Member, ended: Optional[float] = None
@@ -251,6 +281,8 @@ class BaseClient:
     def _succeeded(self, call: Call, attempts: Attempts, member: Member, ended: Optional[float] = None) -> None:
         """An answer has come, at the time ``ended`` or now."""
         attempts.settle(member, None)
+        if member.dead:
+            member.dead.pop(call.model, None)
         if call.model and call.model != member.last_served:
             member.last_served = call.model
             member.served.add(call.model)

@@ -128,9 +128,7 @@ class Flight:
         while True:
             error: Any
             try:
-                if self._failure is not None:
-                    raise self._failure
-                result = call.read(self._answer if self._blocks else self._wait())
+                result = call.read(self._response())
             except (grpc.RpcError, VisionClientError) as failure:
                 # gRPC raises the answer itself, whose traceback would hold it, this call and its images in a cycle.
                 error = failure.with_traceback(None)
@@ -180,6 +178,18 @@ class Flight:
                 client._free(call, answered=False)
                 raise
             self._start()
+
+    def _response(self) -> Any:
+        """The response. Raises what there is instead, once it is known whether the model of a late call is ready."""
+        try:
+            if self._failure is not None:
+                raise self._failure
+            return self._answer if self._blocks else self._wait()
+        except grpc.RpcError as error:
+            client, call, member, connection = self._client, self._call, self._member, self._connection
+            if client._should_ask_readiness(error, call, self._attempts, member, connection):
+                client._ask_readiness(call, connection, member)
+            raise
 
     def _wait(self) -> Any:
         """The response.

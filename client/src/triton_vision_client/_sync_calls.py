@@ -20,6 +20,7 @@ from triton_vision_client._client import (
     LAST_CALLS_PAUSE_S,
     LINGER_S,
     PROBE_S,
+    READY_S,
     UNREGISTER_S,
     BaseClient,
     reaches,
@@ -148,6 +149,13 @@ class SyncCalls(BaseClient):
         except BaseException:
             self._give_up(member, connection)
             raise
+
+    def _ask_readiness(self, call: Call, connection: Connection, member: Member) -> None:
+        """Asks whether a late call's model is ready."""
+        request = service_pb2.ModelReadyRequest(name=call.model)
+        with suppress(grpc.RpcError, ValueError):  # the client may be closed meanwhile
+            answer = connection.stub.ModelReady(request, timeout=READY_S, metadata=call.metadata)
+            self._heard_readiness(call, member, answer)
 
     # -- one request ---------------------------------------------------------------------------------------------
 

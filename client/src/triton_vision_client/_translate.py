@@ -103,9 +103,7 @@ def translate(
     if code == code_is.UNAVAILABLE:
         return _unavailable(details, lower, model, address, tls)
     if code == code_is.INTERNAL and "is not healthy" in lower:
-        dead = ServerUnavailableError(f"model {model!r} at {address} is broken; restart that server ({details})")
-        dead.broken = True
-        return dead
+        return dead_model(model, address, details)
     if code == code_is.RESOURCE_EXHAUSTED:
         if TOO_LARGE.search(lower):
             return RequestTooLargeError(
@@ -126,6 +124,13 @@ def translate(
     error = ServerError(f"{address} answers: {details or code.name}{advice}")
     error.suspect = suspect
     return error
+
+
+def dead_model(model: str, address: str, details: str) -> ServerUnavailableError:
+    """The error of a model that will not answer any more."""
+    dead = ServerUnavailableError(f"model {model!r} at {address} is broken; restart that server ({details})")
+    dead.broken = True
+    return dead
 
 
 def is_refusal(error: Any) -> bool:
