@@ -42,7 +42,7 @@ LOAD_TIMEOUT_S = 30.0
 # During a load, processes come and go one after the other, each in little more than a second.
 STUCK_S = 3.0
 # A load that failed (a new process died, too) is tried again before the server is restarted.
-MOST_LOADS = 3
+MOST_LOADS = 6
 # By then Triton has let go of a process that was replaced.
 HEALED_S = 5.0
 
