@@ -19,7 +19,7 @@ from triton_vision_client._async_calls import AsyncCalls
 from triton_vision_client._balancer import Member
 from triton_vision_client._batches import Batch, check_many, pack, splits, window
 from triton_vision_client._calls import Call
-from triton_vision_client._client import Parameters, degraded, says_yes, server_info
+from triton_vision_client._client import Parameters
 from triton_vision_client._errors import (
     AuthenticationError,
     BadImageError,
@@ -29,8 +29,9 @@ from triton_vision_client._errors import (
 from triton_vision_client._images import ImageSource, encode
 from triton_vision_client._observe import Observer
 from triton_vision_client._options import RetryPolicy, TLSConfig
+from triton_vision_client._protocol import says_yes, server_info
 from triton_vision_client._reader import Reader
-from triton_vision_client._results import ModelInfo, Result, ServerInfo
+from triton_vision_client._results import ModelInfo, Result, ServerInfo, degraded
 from triton_vision_client._settings import Fallback, Settings, check_model, check_timeout
 
 Self = TypeVar("Self", bound="AsyncImageClient")

@@ -21,14 +21,14 @@ from triton_vision_client._client import (
     READY_S,
     UNREGISTER_S,
     BaseClient,
-    reaches,
-    says_yes,
 )
 from triton_vision_client._errors import ServerError
 from triton_vision_client._flight import GRACE_S
 from triton_vision_client._forks import check_asyncio
+from triton_vision_client._protocol import says_yes
 from triton_vision_client._regions import IN_USE, Left, Regions
 from triton_vision_client._shm import left_over
+from triton_vision_client._translate import reaches
 
 # What a client has of its own in each event loop.
 OF_A_LOOP = ("_balancer", "_names", "_found", "_gone", "_connections", "_regions", "_tasks", "_in_air")

@@ -24,8 +24,6 @@ from triton_vision_client._shm import Region
 from triton_vision_client._translate import may_retry
 
 Metadata = tuple[tuple[str, str], ...]
-# What a server that has been reached does not answer.
-NOT_REACHED = (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNAVAILABLE)
 # What a server answers only once it is done with a request.
 ANSWERS = (
     grpc.StatusCode.INVALID_ARGUMENT,

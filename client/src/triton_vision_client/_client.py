@@ -15,7 +15,7 @@ from tritonclient.grpc import service_pb2
 from triton_vision_client import _protocol
 from triton_vision_client._balancer import Balancer, Member
 from triton_vision_client._batches import Batch
-from triton_vision_client._calls import NOT_REACHED, TELLING_S, Attempts, Budget, Call
+from triton_vision_client._calls import TELLING_S, Attempts, Budget, Call
 from triton_vision_client._cancelling import ASK_AGAIN_S, INFER, LATE_S, MOST_LEFT, OwnError, survives_cancelling
 from triton_vision_client._connecting import true_details
 from triton_vision_client._errors import (
@@ -28,7 +28,7 @@ from triton_vision_client._errors import (
 from triton_vision_client._forks import watch
 from triton_vision_client._names import Names, members_of
 from triton_vision_client._regions import Left, Regions
-from triton_vision_client._results import ModelInfo, Prediction, Result, ServerInfo
+from triton_vision_client._results import Result
 from triton_vision_client._settings import Settings, check_model, check_timeout
 from triton_vision_client._translate import dead_model, translate
 
@@ -174,11 +174,11 @@ class BaseClient:
         return self._call_of(method, build, read, "", timeout, None, None)
 
     def _index(self, timeout: Optional[float]) -> Call:
-        return self._question("RepositoryIndex", service_pb2.RepositoryIndexRequest(), model_infos, timeout)
+        return self._question("RepositoryIndex", service_pb2.RepositoryIndexRequest(), _protocol.model_infos, timeout)
 
     def _statistics(self, timeout: Optional[float]) -> Call:
         """Of all models that are loaded: a server may keep the index to those with its admin token."""
-        return self._question("ModelStatistics", service_pb2.ModelStatisticsRequest(), loaded_models, timeout)
+        return self._question("ModelStatistics", service_pb2.ModelStatisticsRequest(), _protocol.loaded_models, timeout)
 
     def _call_of(
         self,
@@ -385,47 +385,3 @@ def _awaited(member: Member, call: Call, error: VisionClientError) -> str:
     """
     of_the_model = isinstance(error, (ModelNotFoundError, ServerError)) or getattr(error, "broken", False)
     return call.model if of_the_model or call.model in member.served else member.last_served
-
-
-def reaches(error: Any) -> bool:
-    """Whether an error shows that a server has been reached: also that it wants a token for such a question."""
-    return error.code() not in NOT_REACHED or "restricted" in (error.details() or "").lower()
-
-
-def says_yes(response: Any) -> bool:
-    """Whether the answer to a question about readiness is yes; an empty one, a broken proxy's, is not."""
-    return response is not None and bool(response.ready)
-
-
-def server_info(response: Any) -> ServerInfo:
-    """From the protocol's ServerMetadata; raises ServerError if it cannot be read."""
-    _protocol.whole(response)
-    return ServerInfo(response.name, response.version, tuple(response.extensions))
-
-
-def model_infos(response: Any) -> list[ModelInfo]:
-    """From the protocol's RepositoryIndex; raises ServerError if it cannot be read."""
-    _protocol.whole(response)
-    return [ModelInfo(entry.name, entry.version, entry.state, entry.reason) for entry in response.models]
-
-
-def loaded_models(response: Any) -> list[ModelInfo]:
-    """From the protocol's ModelStatistics, which lists what is loaded; raises ServerError if it cannot be read."""
-    _protocol.whole(response)
-    return [ModelInfo(entry.name, entry.version, "READY") for entry in response.model_stats]
-
-
-def degraded(sources: Sequence[Any], answers: Sequence[Any], error: VisionClientError) -> list[Result]:
-    """The fallback's answers, in place of an error, as results.
-
-    Raises:
-        TypeError: an answer is no sequence of Predictions.
-    """
-    results = []
-    for source, answer in zip(sources, answers):
-        if not isinstance(answer, (list, tuple)) or not all(isinstance(entry, Prediction) for entry in answer):
-            raise TypeError(
-                f"the fallback must return a list of Predictions, and has returned {repr(answer)[:100]}"
-            ) from error
-        results.append(Result(source, tuple(answer), degraded=True))
-    return results

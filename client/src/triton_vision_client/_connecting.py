@@ -8,7 +8,7 @@ import socket
 
 import grpc
 
-from triton_vision_client._calls import NOT_REACHED
+from triton_vision_client._translate import NOT_REACHED
 
 # How many file descriptors must be free for another connection. gRPC 1.85 aborts the process (SIGABRT, SIGSEGV) if it
 # gets fewer than 4 for the first one, or fewer than 6 with asyncio, and connects from 5 and 7 on; later ones take 1.

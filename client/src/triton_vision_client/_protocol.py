@@ -15,7 +15,7 @@ from triton_vision_client._errors import (
     BadImageError,
     ServerError,
 )
-from triton_vision_client._results import Prediction, Result
+from triton_vision_client._results import ModelInfo, Prediction, Result, ServerInfo
 
 # Triton's datatypes (its model configuration documentation) and numpy's.
 NUMPY_TYPES = {
@@ -188,6 +188,29 @@ def whole(response: Any) -> Any:
     if response is None:
         raise _unreadable("the answer cannot be read")
     return response
+
+
+def says_yes(response: Any) -> bool:
+    """Whether the answer to a question about readiness is yes; an empty one, a broken proxy's, is not."""
+    return response is not None and bool(response.ready)
+
+
+def server_info(response: Any) -> ServerInfo:
+    """From the protocol's ServerMetadata; raises ServerError if it cannot be read."""
+    whole(response)
+    return ServerInfo(response.name, response.version, tuple(response.extensions))
+
+
+def model_infos(response: Any) -> list[ModelInfo]:
+    """From the protocol's RepositoryIndex; raises ServerError if it cannot be read."""
+    whole(response)
+    return [ModelInfo(entry.name, entry.version, entry.state, entry.reason) for entry in response.models]
+
+
+def loaded_models(response: Any) -> list[ModelInfo]:
+    """From the protocol's ModelStatistics, which lists what is loaded; raises ServerError if it cannot be read."""
+    whole(response)
+    return [ModelInfo(entry.name, entry.version, "READY") for entry in response.model_stats]
 
 
 def _unreadable(text: str) -> ServerError:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Optional
 
 import numpy as np
 
-from triton_vision_client._errors import BadImageError
+from triton_vision_client._errors import BadImageError, VisionClientError
 
 
 @dataclass(frozen=True)
@@ -77,3 +78,19 @@ class ModelInfo:
     def ready(self) -> bool:
         """Whether it answers."""
         return self.state == "READY"
+
+
+def degraded(sources: Sequence[Any], answers: Sequence[Any], error: VisionClientError) -> list[Result]:
+    """The fallback's answers, in place of an error, as results.
+
+    Raises:
+        TypeError: an answer is no sequence of Predictions.
+    """
+    results = []
+    for source, answer in zip(sources, answers):
+        if not isinstance(answer, (list, tuple)) or not all(isinstance(entry, Prediction) for entry in answer):
+            raise TypeError(
+                f"the fallback must return a list of Predictions, and has returned {repr(answer)[:100]}"
+            ) from error
+        results.append(Result(source, tuple(answer), degraded=True))
+    return results

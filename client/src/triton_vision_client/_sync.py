@@ -15,7 +15,7 @@ from tritonclient.grpc import service_pb2
 
 from triton_vision_client._batches import Batch, check_many, pack, splits, window
 from triton_vision_client._calls import Call
-from triton_vision_client._client import Parameters, degraded, says_yes, server_info
+from triton_vision_client._client import Parameters
 from triton_vision_client._errors import (
     AuthenticationError,
     BadImageError,
@@ -26,7 +26,8 @@ from triton_vision_client._flight import GRACE_S, Flight
 from triton_vision_client._images import ImageSource, encode
 from triton_vision_client._observe import Observer
 from triton_vision_client._options import RetryPolicy, TLSConfig
-from triton_vision_client._results import ModelInfo, Result, ServerInfo
+from triton_vision_client._protocol import says_yes, server_info
+from triton_vision_client._results import ModelInfo, Result, ServerInfo, degraded
 from triton_vision_client._settings import Settings, SyncFallback, check_model, check_timeout
 from triton_vision_client._sync_calls import SyncCalls, end, linger
 

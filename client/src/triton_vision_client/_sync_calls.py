@@ -23,13 +23,13 @@ from triton_vision_client._client import (
     READY_S,
     UNREGISTER_S,
     BaseClient,
-    reaches,
-    says_yes,
 )
 from triton_vision_client._flight import GRACE_S, Flight
+from triton_vision_client._protocol import says_yes
 from triton_vision_client._regions import IN_USE, Left
 from triton_vision_client._settings import Settings
 from triton_vision_client._shm import left_over
+from triton_vision_client._translate import reaches
 
 
 class Connection:

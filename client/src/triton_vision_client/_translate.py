@@ -27,6 +27,8 @@ CONNECTION_LOST = re.compile(
 )
 # With which Triton says that it has no such model.
 MODEL_CODES = (grpc.StatusCode.NOT_FOUND, grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.INVALID_ARGUMENT)
+# What a server that has been reached does not answer.
+NOT_REACHED = (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNAVAILABLE)
 REFUSALS = (
     grpc.StatusCode.INVALID_ARGUMENT,
     grpc.StatusCode.NOT_FOUND,
@@ -139,6 +141,11 @@ def is_refusal(error: Any) -> bool:
     if error.code() == grpc.StatusCode.UNAVAILABLE:
         return "restricted" in details
     return error.code() in REFUSALS and not CONNECTION_LOST.match(details)
+
+
+def reaches(error: Any) -> bool:
+    """Whether an error shows that a server has been reached: also that it wants a token for such a question."""
+    return error.code() not in NOT_REACHED or "restricted" in (error.details() or "").lower()
 
 
 def _no_grpc(address: str, tls: bool) -> ServerUnavailableError:
