@@ -197,7 +197,7 @@ class AsyncImageClient(AsyncCalls):
                 await self._settle_in()
                 await self._end_others(lambda other: not other.is_running())
                 for left in self._stale:
-                    with suppress(grpc.RpcError):  # there can be none
+                    with suppress(grpc.RpcError):  # no connection is possible
                         self._connection(left.member)
                 self._closed = True
                 for pause in self._last_calls():

@@ -228,12 +228,19 @@ class AsyncCalls(BaseClient):
     ) -> Any:
         """Sends a message; returns the response, for which it waits ``left`` seconds."""
         expiry = self._expiry(call, member, left)
-        answer = getattr(connection.stub, call.method)(message, timeout=expiry, metadata=call.metadata)
         may_cancel = partial(self._may_cancel, call, member, connection)
         # What expires by itself is waited for a little longer, so that gRPC says why.
         patience = left if expiry > left else left + GRACE_S
-        sent = Sent(answer, connection, patience, may_cancel, in_air, attempts.balancer, member)
-        del answer  # whose own error, raised, would hold this frame, and that it
+        # No variable for gRPC's call: the traceback of whoever is cancelled would keep it, and its thread.
+        sent = Sent(
+            getattr(connection.stub, call.method)(message, timeout=expiry, metadata=call.metadata),
+            connection,
+            patience,
+            may_cancel,
+            in_air,
+            attempts.balancer,
+            member,
+        )
         try:
             return await sent.response()
         except grpc.RpcError as error:

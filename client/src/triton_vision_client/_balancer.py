@@ -51,7 +51,7 @@ class Member:
     # The models that have answered there, and the last of them.
     served: set[str] = field(default_factory=set)
     last_served: str = ""
-    # The models that are known to be dead there, and when that was last heard; until they answer.
+    # The models known to be dead there, and when that was last heard; an answer takes one off.
     dead: dict[str, float] = field(default_factory=dict)
     # Whether it is known to survive that a call is cancelled; and when to ask for its version, which says so.
     cancels: bool = False

@@ -45,7 +45,7 @@ class OwnError(grpc.RpcError):  # type: ignore[misc]  # grpc has no types
 
     @classmethod
     def unconnected(cls, details: str) -> OwnError:
-        """There can be no connection, so gRPC has not been asked for one."""
+        """No connection is possible, so gRPC was never asked for one."""
         return cls(grpc.StatusCode.UNAVAILABLE, details)
 
     def code(self) -> grpc.StatusCode:

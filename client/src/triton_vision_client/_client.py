@@ -35,10 +35,10 @@ from triton_vision_client._translate import dead_model, translate
 LOG = logging.getLogger("triton_vision_client")
 # An ejected server is asked whether it is well; how long it may take to say so.
 PROBE_S = 2.0
-# How long it may take to say whether a model is ready that has not answered in a call's time, which is over by then.
+# How long it may take to say whether a model is ready, once a call to that model has run out of time.
 READY_S = 0.25
-# For how long a late answer is put down to a model that was heard to be dead. Triton 2.51 calls a dead model ready, and
-# takes a second or more for each batch until it says what is wrong: some callers hear it in time, and some don't.
+# For how long a late answer is blamed on a model that was heard to be dead. Triton 2.51 still calls a dead model ready,
+# and takes a second or more per batch to say what is wrong: some callers hear it in time, and some don't.
 DEAD_S = 10.0
 # How long a server may take to be told that a region is gone; and when one is asked again that still reads it.
 UNREGISTER_S = 2.0
@@ -243,13 +243,13 @@ class BaseClient:
         return typed
 
     def _is_dead(self, call: Call, member: Member) -> bool:
-        """Whether the call's model is known to be dead: heard by any caller, since this call began or not long ago."""
+        """Whether any caller has heard that the call's model is dead, since this call began or shortly before."""
         return member.dead.get(call.model, -math.inf) > min(call.began, time.monotonic() - DEAD_S)
 
     def _should_ask_readiness(
         self, error: Any, call: Call, attempts: Attempts, member: Member, connection: Any
     ) -> bool:
-        """Whether a call that has failed has waited so long that its model may be dead."""
+        """Whether a failed call has waited so long that its model may be dead."""
         return (
             call.method == INFER
             and error.code() == grpc.StatusCode.DEADLINE_EXCEEDED
@@ -259,7 +259,7 @@ class BaseClient:
         )
 
     def _heard_readiness(self, call: Call, member: Member, answer: Any) -> None:
-        """What a server says of a late call's model."""
+        """Remembers what a server says about a late call's model."""
         if answer is not None and not answer.ready:
             member.dead[call.model] = time.monotonic()
 

@@ -1,4 +1,4 @@
-"""What this process finds out by itself about its connections, because gRPC does not say it, or crashes."""
+"""What the client finds out about its connections by itself, because gRPC does not say, or crashes."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import grpc
 
 from triton_vision_client._translate import NOT_REACHED
 
-# How many file descriptors must be free for another connection. gRPC 1.85 aborts the process (SIGABRT, SIGSEGV) if it
-# gets fewer than 4 for the first one, or fewer than 6 with asyncio, and connects from 5 and 7 on; later ones take 1.
+# How many file descriptors must be free for another connection. gRPC 1.85 crashes the process (SIGABRT, SIGSEGV) if
+# it gets fewer than 4 for the first one, or fewer than 6 with asyncio; each later connection takes 1.
 SPARE = 16
 NO_DESCRIPTORS = "too many open files"
 
 
 def lacks_descriptors() -> bool:
-    """Whether this process cannot open SPARE descriptors more. Takes a few microseconds."""
+    """Whether this process cannot open SPARE more descriptors. Takes a few microseconds."""
     opened: list[int] = []
     try:
         opened.append(os.open(os.devnull, os.O_RDONLY))
@@ -32,12 +32,12 @@ def lacks_descriptors() -> bool:
 
 
 def true_details(code: grpc.StatusCode, details: str, address: str, *, connected: bool) -> str:
-    """What a failed call's details should say; gRPC shows one of a name's addresses only.
+    """A failed call's details, corrected: gRPC reports only one of a name's addresses.
 
     Args:
         connected: whether the connection is up.
     """
-    # It may have given its own back by now, hence SPARE of them here, too.
+    # gRPC may have released its own by now, so all of SPARE must be free here, too.
     if code in NOT_REACHED and not connected and lacks_descriptors():
         return NO_DESCRIPTORS
     if "refused" in details and _accepts_ipv4(address):
@@ -46,7 +46,7 @@ def true_details(code: grpc.StatusCode, details: str, address: str, *, connected
 
 
 def _accepts_ipv4(address: str) -> bool:
-    """Whether somebody listens at localhost's IPv4 address, of whom gRPC tells nothing where ::1 refuses as well."""
+    """Whether something listens at localhost's IPv4 address, which gRPC does not mention when ::1 refuses."""
     host, _, port = address.rpartition(":")
     if host != "localhost":
         return False

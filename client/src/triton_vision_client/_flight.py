@@ -180,7 +180,7 @@ class Flight:
             self._start()
 
     def _response(self) -> Any:
-        """The response. Raises what there is instead, once it is known whether the model of a late call is ready."""
+        """The response. If the call is late, asks whether its model is ready before it raises."""
         try:
             if self._failure is not None:
                 raise self._failure

@@ -105,7 +105,7 @@ def members_of(url: str, answers: Sequence[Any]) -> list[Member]:
     """The servers behind an address.
 
     Args:
-        answers: of ``getaddrinfo`` for its host; empty for an address that is no name, or cannot be resolved.
+        answers: of ``getaddrinfo`` for its host; empty for an address that is not a name or cannot be resolved.
 
     Returns:
         One for each IPv4 address (without any: IPv6 address) if there are several; else the address as it is, whose

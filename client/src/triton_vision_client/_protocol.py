@@ -111,7 +111,7 @@ def parameters_of(request: Any, parameters: Mapping[str, Union[bool, int, float,
     """Adds request parameters.
 
     Raises:
-        TypeError: a value is none of bool, int, float, str.
+        TypeError: a value is not a bool, int, float or str.
         ValueError: an integer takes more than 64 bits.
     """
     for key, value in parameters.items():

@@ -101,7 +101,7 @@ class Regions:
         """The server has taken the region or, with an error, refused it.
 
         Raises:
-            grpc.RpcError: the error itself, if it is no refusal.
+            grpc.RpcError: the error itself, if it is not a refusal.
         """
         pool = self._pool
         if pool is None or region not in pool.registered:

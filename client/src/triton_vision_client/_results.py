@@ -84,7 +84,7 @@ def degraded(sources: Sequence[Any], answers: Sequence[Any], error: VisionClient
     """The fallback's answers, in place of an error, as results.
 
     Raises:
-        TypeError: an answer is no sequence of Predictions.
+        TypeError: an answer is not a sequence of Predictions.
     """
     results = []
     for source, answer in zip(sources, answers):

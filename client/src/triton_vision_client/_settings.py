@@ -145,22 +145,22 @@ class Settings:
                 merged["traceparent"] = traceparent
             else:
                 # Trace Context, 3.2.2: whoever cannot read it goes on without; it comes from strangers, often.
-                LOG.debug("traceparent %.60r is not passed on: it is none", traceparent)
+                LOG.debug("traceparent %.60r is not valid, and not passed on", traceparent)
         return tuple(merged.items())
 
 
 def check_url(url: str) -> None:
-    """Raises ValueError for what is no address of a gRPC endpoint."""
+    """Raises ValueError for anything but the address of a gRPC endpoint."""
     if not isinstance(url, str):
         raise TypeError(f"an address is text, such as 'localhost:8001', not {type(url).__name__}")
     if "://" in url:
-        raise ValueError(f"{url!r} is no gRPC address: give HOST:PORT without a scheme, such as 'localhost:8001'")
+        raise ValueError(f"{url!r} is not a gRPC address: give HOST:PORT without a scheme, such as 'localhost:8001'")
     match = URL.fullmatch(url)
     if GRPC_URL.fullmatch(url) and (match is None or url.startswith(("ipv4:", "ipv6:"))):
         return
     if match is None or not 0 < int(match[1]) < 65536:
         raise ValueError(
-            f"{url!r} is no gRPC address: give HOST:PORT with a port from 1 to 65535, such as 'localhost:8001'"
+            f"{url!r} is not a gRPC address: give HOST:PORT with a port from 1 to 65535, such as 'localhost:8001'"
         )
 
 
@@ -192,7 +192,7 @@ def check_timeout(timeout: float) -> float:
     """The timeout itself.
 
     Raises:
-        TypeError: it is no number.
+        TypeError: it is not a number.
         ValueError: it is not above 0 and at most a day.
     """
     if isinstance(timeout, bool) or not isinstance(timeout, (int, float)):

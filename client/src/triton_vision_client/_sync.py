@@ -194,7 +194,7 @@ class ImageClient(SyncCalls):
             left = max(0.001, deadline - time.monotonic())
             try:
                 send = self._connection(member).stub.ModelReady.future
-            except grpc.RpcError:  # there can be no connection
+            except grpc.RpcError:  # no connection is possible
                 continue
             asked.append(send(request, timeout=left, metadata=self._settings.metadata))
             asked[-1].add_done_callback(answers.put)

@@ -213,7 +213,7 @@ class SyncCalls(BaseClient):
 
     def _free(self, call: Call, *, answered: bool) -> None:
         for left in self._regions.release(call, answered=answered):
-            # The client may have been closed meanwhile, and that has told the server; or there can be no connection.
+            # The client may have been closed, which has told the server; or no connection is possible.
             with suppress(ValueError, grpc.RpcError):
                 self._unregister(left)
 

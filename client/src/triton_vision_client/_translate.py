@@ -27,7 +27,7 @@ CONNECTION_LOST = re.compile(
 )
 # With which Triton says that it has no such model.
 MODEL_CODES = (grpc.StatusCode.NOT_FOUND, grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.INVALID_ARGUMENT)
-# What a server that has been reached does not answer.
+# What a server that has been reached never answers.
 NOT_REACHED = (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNAVAILABLE)
 REFUSALS = (
     grpc.StatusCode.INVALID_ARGUMENT,
@@ -115,7 +115,7 @@ def translate(
             return ServerError(f"{address} refuses the headers: send fewer or shorter ones ({details})")
         return ServerOverloadedError(f"{address} takes no more calls: try again later, or send less ({details})")
     if code == code_is.UNIMPLEMENTED:
-        return ServerError(f"{address} speaks gRPC, but is no Triton server ({details})")
+        return ServerError(f"{address} speaks gRPC, but is not a Triton server ({details})")
     if code in (code_is.UNKNOWN, code_is.INTERNAL, code_is.CANCELLED) and CONNECTION_LOST.match(lower):
         return ServerUnavailableError(f"the connection to {address} broke off: check the network ({details})")
     if "exception serializing request" in lower:
