@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import queue
 import re
@@ -59,8 +60,9 @@ class Outlet:
             try:
                 if not broken:
                     self._write(line)
-            except (OSError, ValueError):
-                broken = True  # nobody reads any more; whoever speaks goes on all the same
+            except (OSError, ValueError) as error:
+                # Nobody reads any more; whoever speaks goes on all the same. A full disk costs only the line.
+                broken = not isinstance(error, OSError) or error.errno in (errno.EPIPE, errno.EBADF)
             with self._lock:
                 if self._dropped and self._lines.empty():
                     self._lines.put_nowait(f"warning: {self._dropped} lines were dropped, since nobody read them\n")

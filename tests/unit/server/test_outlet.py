@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import pty
@@ -11,6 +12,8 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+
+import pytest
 
 from triton_vision.server import logs, outlet
 from triton_vision.server.logs import LogReader, Throttle
@@ -89,6 +92,24 @@ def test_nobody_at_the_other_end() -> None:
             one.put("x\n")
         one.flush(10)
     Outlet(None).put("x\n")
+
+
+def test_lines_are_written_again_when_a_full_disk_has_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write = os.write
+    errors = [errno.ENOSPC, errno.EDQUOT, errno.EIO]
+
+    def fail(descriptor: int, data: bytes) -> int:
+        if errors:
+            raise OSError(errors.pop(), "no")
+        return write(descriptor, data)
+
+    with open(tmp_path / "log", "w") as stream:
+        one = Outlet(stream)
+        monkeypatch.setattr(os, "write", fail)
+        for number in range(4):
+            one.put(f"{number}\n")
+        one.flush(10)
+    assert (tmp_path / "log").read_text() == "3\n"
 
 
 STAMP = "E1130 04:53:53.{:06} 2854 file.cc:241] "
