@@ -8,6 +8,7 @@ keeper, which makes up a secret for each run, can use it.
 
 from __future__ import annotations
 
+import ipaddress
 import re
 import secrets
 from collections.abc import Mapping, Sequence
@@ -217,4 +218,9 @@ def parse_admin_apis(text: str) -> tuple[str, ...]:
 
 
 def is_local(host: str) -> bool:
-    return host in ("localhost", "::1") or host.startswith("127.")
+    """Whether what listens on a host is reached from this machine only."""
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return host.lower() == "localhost"
+    return (getattr(address, "ipv4_mapped", None) or address).is_loopback

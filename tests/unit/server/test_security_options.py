@@ -14,7 +14,7 @@ from tests.certificates import Authority, write_key
 from triton_vision.cli.main import main
 from triton_vision.server import SetupError, conceal, launch
 from triton_vision.server.certificates import Certificates
-from triton_vision.server.security import ADMIN_APIS, Security, parse_admin_apis, read_token
+from triton_vision.server.security import ADMIN_APIS, Security, is_local, parse_admin_apis, read_token
 
 TOKEN = "a-token-of-27-characters=:,"
 ECHO = (
@@ -296,3 +296,20 @@ def test_a_program_that_is_not_there_says_so() -> None:
     output, _ = process.communicate(timeout=30)
     assert process.returncode == 127
     assert output == "error: cannot run /nowhere/program: No such file or directory\n"
+
+
+@pytest.mark.parametrize(
+    ("host", "local"),
+    [
+        ("LocalHost", True),
+        ("127.0.0.2", True),
+        ("::1", True),
+        ("::ffff:127.0.0.1", True),
+        ("127.evil", False),
+        ("127.0.0.1.example.org", False),
+        ("::ffff:10.0.0.1", False),
+        ("0.0.0.0", False),
+    ],
+)
+def test_only_loopback_is_local(host: str, local: bool) -> None:
+    assert is_local(host) is local
