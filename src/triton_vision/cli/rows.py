@@ -104,8 +104,6 @@ class CsvRows:
 
     def of(self, result: Result) -> bytes:
         source = _harmless(_unicode(path_of(result.source)), "./")
-        text = io.StringIO()
-        writer = csv.writer(text, lineterminator="\n")
         if result.error is not None:
             rows: list[tuple[object, ...]] = [
                 (source, "", "", "", "", result.error.reason, _harmless(result.error.detail, "'"))
@@ -115,9 +113,15 @@ class CsvRows:
                 (source, rank, _harmless(entry.label, "'"), entry.class_id, entry.score, "", "")
                 for rank, entry in enumerate(result.predictions, 1)
             ]
-        for row in rows:
-            writer.writerow([printable(str(cell)) for cell in row] if self._for_terminal else row)
-        return text.getvalue().encode()
+        if self._for_terminal:
+            rows = [tuple(printable(str(cell)) for cell in row) for row in rows]
+        return "".join(map(_line, rows)).encode()
+
+
+def _line(row: tuple[object, ...]) -> str:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\r\n").writerow(row)  # only a cell with one of these is quoted for it
+    return text.getvalue()[:-2] + "\n"
 
 
 def path_of(source: Found) -> str:

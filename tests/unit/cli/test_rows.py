@@ -20,6 +20,7 @@ NASTY = [
     "tab\tand, comma.jpg",
     'quote".jpg',
     "line\nend.jpg",
+    "carriage\rreturn.jpg",
     "\x1b[31mred\x9b0m.jpg",
     "=HYPERLINK(1).jpg",
     "größe 写真.jpg",
