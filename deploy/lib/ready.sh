@@ -2,6 +2,9 @@
 # shellcheck shell=bash
 
 readonly POLL_S=0.5 CALL_S=30 LOG_LINES=40
+# How the suite refuses an image (triton_vision.probe).
+readonly REFUSAL="^\{\"error\": ?\"(in ensemble '[^']+', )*image [0-9]+: [A-Za-z0-9_-]+:"
+readonly TAKES_A_PHOTO='"inputs":[{"name":"IMAGE","datatype":"BYTES","shape":[-1,1]}]'
 # So many answers in a row that are no answers make a server that will not serve.
 readonly BAD_ANSWERS=3
 
@@ -48,7 +51,7 @@ call() {
         echo "the model $2 is not ready"
         return 1
     }
-    if metadata=$(ask "$1/v2/models/$2") && [[ $metadata != *'"inputs":[{"name":"IMAGE","datatype":"BYTES"'* ]]; then
+    if metadata=$(ask "$1/v2/models/$2") && [[ $metadata != *"$TAKES_A_PHOTO"*'"name":"STATUS"'* ]]; then
         return 0
     fi
     # Without --fail: the body of a refusal says why.
@@ -58,7 +61,8 @@ call() {
     code=${answer##*(HTTP }
     case ${code%)} in
     200) return 0 ;;
-    4??) [[ $answer == *'Request for unknown model'* || $answer == *'has no available versions'* ]] || return 0 ;;
+    401 | 403) return 0 ;;
+    400) if [[ $answer =~ $REFUSAL ]]; then return 0; fi ;;
     503) if [[ $answer == *'Exceeds maximum queue size'* || $answer == *'timeout expired'* ]]; then return 0; fi ;;
     esac
     echo "$2 does not answer an image: ${answer:0:300}"

@@ -21,9 +21,9 @@ LARGEST = 32 * 1024 * 1024
 
 # What Triton answers, with 503 or UNAVAILABLE, when there is more work than it can do.
 BUSY = re.compile(r"exceeds maximum queue size|timeout expired", re.IGNORECASE)
-# A caller's mistake by Triton's status, but not where the caller has just seen that the ensemble is there: then a model
-# of its chain has gone.
-GONE = re.compile(r"request for unknown model|has no available versions", re.IGNORECASE)
+# How the suite refuses an image; Triton puts the ensemble in front. Any other 400 is a failure: Triton answers so when
+# models of a chain do not fit together, and a model may fail with that status, too.
+REFUSAL = re.compile(r"(in ensemble '.+?', )*image \d+: [A-Za-z0-9_-]+:")
 
 Verdict = Literal["answered", "refused", "busy", "closed", "broken"]
 
@@ -72,7 +72,7 @@ def verdict(status: int, message: str) -> Verdict:
 
     Args:
         status: the HTTP status.
-        message: Triton's error.
+        message: Triton's error, in one line.
     """
     if status == 200:
         return "answered"
@@ -80,7 +80,6 @@ def verdict(status: int, message: str) -> Verdict:
         return "busy"
     if status in (401, 403):
         return "closed"
-    # Triton's own No to a photo. Other answers of this class are those of a port that serves something else.
-    if status in (400, 404) and not GONE.search(message):
+    if status == 400 and REFUSAL.match(message):
         return "refused"
     return "broken"

@@ -42,7 +42,13 @@ def triton(infer: Mapping[str, Answer], closed: tuple[str, ...] = ()) -> Iterato
                 return infer[name]
             if name in infer and not what:
                 inputs = [{"name": "IMAGE", "datatype": "BYTES", "shape": [-1, 1]}]
-                told = {"name": name, "versions": ["1"], "platform": "ensemble", "inputs": inputs}
+                told = {
+                    "name": name,
+                    "versions": ["1"],
+                    "platform": "ensemble",
+                    "inputs": inputs,
+                    "outputs": [{"name": "STATUS"}],
+                }
                 return error(403, "restricted") if "metadata" in closed else (200, dump(told))
             known = name in infer or name == "core" or "health" in self.path
             return (200, "{}") if known else error(400, f"Request for unknown model: '{name}' is not found")
@@ -110,6 +116,7 @@ def test_a_server_that_does_not_tell_its_models_is_asked_for_the_suites_own(clos
         (error(503, "in ensemble 'cats', Request timeout expired"), True),
         (error(500, "in ensemble 'cats', core failed on this request (ValueError)"), False),
         (error(503, "Server is stopping"), False),
+        (error(400, "in ensemble 'cats', core says no"), False),
         (error(400, "in ensemble 'cats', Request for unknown model: 'core' is not found"), False),
     ],
 )

@@ -6,6 +6,7 @@ import http.client
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -36,7 +37,7 @@ class TritonPythonModel:
         if self.name == "raising_stage" or self.name == "own_stage" and images[0, 0] != b"a face":
             raise ValueError("this core fails on every photo")
         if self.name == "choosy_stage" and images[0, 0] != b"a face":
-            error = pb_utils.TritonError("nobody is to be seen", pb_utils.TritonError.INVALID_ARG)
+            error = pb_utils.TritonError("image 0: no_face: nobody is to be seen", pb_utils.TritonError.INVALID_ARG)
             return pb_utils.InferenceResponse(output_tensors=[], error=error)
         if self.name == "crowded_stage":
             time.sleep(0.05)
@@ -102,7 +103,7 @@ def check(server: TritonServer, model: str, timeout: float = 20.0, photo: bytes 
 
 
 def test_the_server_itself_tells_which_ensembles_take_a_photo(server: TritonServer) -> None:
-    found = health.image_ensembles(f"http://{server.http_address}")
+    found = health.image_ensembles(f"http://{server.http_address}", time.monotonic() + 10)
     assert found is not None
     assert sorted(found) == sorted(NAMES)
     assert server.selection is not None
@@ -124,7 +125,7 @@ def test_a_refusal_is_an_answer_and_a_photo_of_its_own_is_taken(
 ) -> None:
     found = check(server, "choosy")
     assert found.healthy
-    assert "refused a photo (HTTP 400: in ensemble 'choosy', nobody is to be seen)" in found.report
+    assert "refused a photo (HTTP 400: in ensemble 'choosy', image 0: no_face: nobody is to be seen)" in found.report
     start("choosy")
     own = tmp_path / "choosy"
     own.mkdir()

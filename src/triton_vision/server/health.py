@@ -2,9 +2,9 @@
 
 ``python3 -m triton_vision.server.health`` asks the server over HTTP. Triton's own readiness stays green when a Python
 stub has died or a core fails on every image, so one real photo goes through each whole chain. The server is unhealthy
-when an ensemble is not ready, fails on the photo, or leaves it unanswered while it answers nobody else either. A photo
-that is rightly refused is an answer. A full queue, or a late answer from a server that answers others, is a sign of
-load: restarting a busy server would only move its load to the next, so it counts as healthy.
+when an ensemble is not ready or has been unloaded, fails on the photo, or leaves it unanswered while it answers nobody
+else either. A photo that is rightly refused is an answer. A full queue, or a late answer from a server that answers
+others, is a sign of load: restarting a busy server would only move its load to the next, so it counts as healthy.
 
 Standard library only, and quick to start: an orchestrator runs this every few seconds.
 """
@@ -12,6 +12,7 @@ Standard library only, and quick to start: an orchestrator runs this every few s
 from __future__ import annotations
 
 import argparse
+import contextlib
 import http.client
 import json
 import os
@@ -26,6 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from triton_vision.probe import photo_for, takes_a_photo, verdict
+from triton_vision.terminal import printable
 
 URL_VARIABLE, MODEL_VARIABLE = "TRITON_VISION_HEALTH_URL", "TRITON_VISION_HEALTH_MODEL"
 REPOSITORY_VARIABLE = "TRITON_VISION_HEALTH_REPOSITORY"
@@ -39,8 +41,8 @@ DEFAULT_TIMEOUT_S = 15.0
 READY_TIMEOUT_S = 5.0
 # A photo without an answer after this time may be left, if others have theirs.
 PATIENCE_S = 0.5
-# A server whose last answer is older than this is not busy. No queue of the suite makes an image wait longer.
-LATELY_S = 30.0
+# Above it, a timeout is taken for a slip.
+LONGEST_S = 3600.0
 CLOSED = (401, 403)
 
 
@@ -51,14 +53,6 @@ class Health:
     healthy: bool
     report: str
     served: bool = True
-
-
-@dataclass(frozen=True)
-class Answers:
-    """How many requests a model has answered with success, and when the last one (Unix time; 0 for never)."""
-
-    count: int = 0
-    last: float = 0.0
 
 
 def check_all(
@@ -73,17 +67,26 @@ def check_all(
         url: as for ``check``.
         models: the ensembles' names; the server must have one of them, and those that it has are asked. With none, the
             server is asked which it has.
-        timeout: seconds for each ensemble.
-        repository: the server's model repository, for the photos in it (``ENSEMBLE/probe.jpg``).
+        timeout: seconds for all of it.
+        repository: the server's model repository, for the photos in it (``ENSEMBLE/probe.jpg``), and for the ensembles
+            that the server should have.
     """
+    deadline = time.monotonic() + timeout
     names = list(models)
     if not names:
         try:
-            listed = image_ensembles(url)
+            listed = image_ensembles(url, deadline)
+            if listed is not None:
+                expected = {*KNOWN_MODELS, *_pipelines(repository)} - {*listed}
+                gone = [name for name in sorted(expected) if _is_unloaded(url, name, deadline)]
+                if gone:
+                    return Health(False, f"unhealthy: {', '.join(gone)} has been unloaded")
+                if not listed:
+                    return _ready(url, deadline)
+        except LookupError as error:
+            return Health(False, f"unhealthy: {error}")
         except (OSError, http.client.HTTPException) as error:
             return Health(False, f"unhealthy: {url} does not answer ({_words(error)})")
-        if listed == []:
-            return _ready(url)
         names = listed or list(KNOWN_MODELS)
     found: dict[str, Health] = {}
 
@@ -91,7 +94,7 @@ def check_all(
         inside = name == os.path.basename(name) and name.strip(".")  # a server may call its models what it likes
         folder = repository / name if repository is not None and inside else None
         try:
-            found[name] = check(url, name, timeout, photo_for(folder))
+            found[name] = check(url, name, deadline - time.monotonic(), photo_for(folder))
         except OSError as error:
             found[name] = Health(False, f"unhealthy: {error.filename} cannot be read ({_words(error)})")
 
@@ -112,23 +115,26 @@ def check_all(
     return ill or (served or [found[name] for name in names])[0]
 
 
-def image_ensembles(url: str) -> list[str] | None:
+def image_ensembles(url: str, deadline: float) -> list[str] | None:
     """The names of the loaded ensembles that take a photo; None if the server does not say, or has loaded nothing.
 
     Asks the statistics and the configurations, which are open without a token unless somebody has closed them.
 
     Raises:
+        LookupError: a model is loaded, but not to be found by its name.
         OSError, http.client.HTTPException: the server cannot be reached.
     """
-    status, body = _ask(url, "/v2/models/stats", READY_TIMEOUT_S)
+    status, body = _ask(url, "/v2/models/stats", deadline)
     loaded = _statistics(body) if status == 200 else None
     if not loaded:
         return None
     names = []
     for name in loaded:
-        status, body = _ask(url, f"{_path(name)}/config", READY_TIMEOUT_S)
+        status, body = _ask(url, f"{_path(name)}/config", deadline)
         if status in CLOSED:
             return None
+        if status == 404:  # Triton does not decode the name in a path
+            raise LookupError(f"{name} is loaded, but cannot be asked over HTTP (HTTP {status}{_reason(body)})")
         if status == 200 and _takes_a_photo(body):
             names.append(name)
     return names
@@ -139,20 +145,20 @@ def check(url: str, model: str, timeout: float = DEFAULT_TIMEOUT_S, photo: bytes
 
     Args:
         url: ``http://HOST:PORT`` of Triton's HTTP endpoint.
-        model: an ensemble that takes one encoded image. Of any other model only the readiness is asked, in effect: that
-            it does not take a photo does not count against it.
+        model: an ensemble that takes one encoded image. That another model turns the photo down does not count against
+            it.
         timeout: seconds for both together.
         photo: an encoded image; the package's own by default.
     """
     deadline = time.monotonic() + timeout
     try:
-        ready, body = _ask(url, f"{_path(model)}/ready", min(timeout, READY_TIMEOUT_S))
+        ready, body = _ask(url, f"{_path(model)}/ready", deadline)
     except (OSError, http.client.HTTPException) as error:
         return Health(False, f"unhealthy: {url} does not answer ({_words(error)})")
     if ready != 200 and ready not in CLOSED:
         return Health(False, f"unhealthy: {model} is not ready (HTTP {ready}{_reason(body)})", served=False)
 
-    others = Others(url, model)
+    others = Others(url, model, deadline)
     began = time.monotonic()
     try:
         answer = _send(url, model, photo_for(None) if photo is None else photo, deadline, others)
@@ -164,13 +170,16 @@ def check(url: str, model: str, timeout: float = DEFAULT_TIMEOUT_S, photo: bytes
     if answer is None:
         return _busy(model, f"no answer to a photo within {took:.1f} s", others, deadline)
     status, body = answer
-    told = f"HTTP {status}{_reason(body)}"
-    found = verdict(status, told)
+    reason = _reason(body)
+    told = f"HTTP {status}{reason}"
+    found = verdict(status, reason.removeprefix(": "))
     if found == "answered":
         return Health(True, f"healthy: {model} answered a photo in {1000 * took:.0f} ms")
     if found == "busy":
         return _busy(model, f"turned a photo away ({told})", others, deadline)
     if found == "broken":
+        if status == 400 and ready == 200 and _takes_no_photo(url, model, deadline):
+            return Health(True, f"healthy: {model} is ready, and takes no photo")
         # Where its readiness is closed, this is how a server says that it does not have the model at all.
         served = ready == 200 or not re.match(r"HTTP 4\d\d: request for unknown model", told, re.IGNORECASE)
         return Health(False, f"unhealthy: {model} is broken ({told})", served)
@@ -182,29 +191,30 @@ def check(url: str, model: str, timeout: float = DEFAULT_TIMEOUT_S, photo: bytes
 
 
 class Others:
-    """Whether a model answers anybody, by the server's statistics, from the moment this is made."""
+    """Whether a model answers others, by the server's statistics, from the moment this is made.
 
-    def __init__(self, url: str, model: str) -> None:
-        self._url, self._model = url, model
-        self._before = self._now()
+    The server counts the photos of earlier checks, too, which it may answer long after they were given up. What is too
+    slow for a check does not come to an answer twice while one lasts, so others are answered where the count has been
+    seen to change twice.
+    """
 
-    @property
-    def known(self) -> bool:
-        """Whether the server tells."""
-        return self._before is not None
+    def __init__(self, url: str, model: str, deadline: float) -> None:
+        self._url, self._model, self._deadline = url, model, deadline
+        self._last = self._now()
+        self._changes = 0
+        self.known = self._last is not None  # whether the server tells
 
-    def answered(self, lately: float = 0.0) -> bool:
-        """Whether somebody got an answer since the beginning, or within the last ``lately`` seconds."""
+    def answered(self) -> bool:
+        """Whether they have been; asks anew."""
         now = self._now()
-        if now is None or self._before is None:
-            return False
-        # The server's clock may be another one, or have been set: the count is what can be relied on. It begins anew
-        # with a model that is loaded again.
-        return now.count not in (0, self._before.count) or abs(time.time() - now.last) < lately
+        if now is not None and self._last is not None and now != self._last:
+            self._last = now
+            self._changes += now > 0  # it begins anew with a model that is loaded again
+        return self._changes > 1
 
-    def _now(self) -> Answers | None:
+    def _now(self) -> int | None:
         try:
-            status, body = _ask(self._url, f"{_path(self._model)}/stats", READY_TIMEOUT_S)
+            status, body = _ask(self._url, f"{_path(self._model)}/stats", self._deadline)
         except (OSError, http.client.HTTPException):
             return None
         return (_statistics(body) or {}).get(self._model) if status == 200 else None
@@ -216,29 +226,51 @@ def _busy(model: str, what: str, others: Others, deadline: float) -> Health:
     A server that turns them away and does not tell its statistics is believed: it says itself that it is busy.
     """
     turned_away = what.startswith("turned")
-    while not others.answered(LATELY_S):
+    while not others.answered():
         if turned_away and not others.known:
             break
         if time.monotonic() + PATIENCE_S > deadline:
-            rest = f"answered nobody in {LATELY_S:g} s" if others.known else "does not tell whether it answers others"
+            rest = "answers nobody else" if others.known else "does not tell whether it answers others"
             return Health(False, f"unhealthy: {model} is stuck: {what}, and the server {rest}")
         time.sleep(PATIENCE_S)
     return Health(True, f"healthy: {model} is ready, and busy: {what}")
 
 
-def _ready(url: str) -> Health:
+def _ready(url: str, deadline: float) -> Health:
     """The health of a server that has nothing a photo could be sent to."""
-    try:
-        status, body = _ask(url, "/v2/health/ready", READY_TIMEOUT_S)
-    except (OSError, http.client.HTTPException) as error:
-        return Health(False, f"unhealthy: {url} does not answer ({_words(error)})")
+    status, body = _ask(url, "/v2/health/ready", deadline)
     if status != 200:
         return Health(False, f"unhealthy: the server is not ready (HTTP {status}{_reason(body)})", served=False)
     return Health(True, "healthy: the server is ready, and has no ensemble that takes a photo", served=False)
 
 
+def _pipelines(repository: Path | None) -> set[str]:
+    """The image ensembles of a repository, near enough to ask a server whether it has unloaded them."""
+    found = set()
+    for config in repository.glob("*/config.pbtxt") if repository is not None else ():
+        with contextlib.suppress(OSError):
+            text = config.read_bytes()
+            if all(word in text for word in (b'"ensemble"', b'"IMAGE"', b'"STATUS"')):
+                found.add(config.parent.name)
+    return found
+
+
+def _is_unloaded(url: str, model: str, deadline: float) -> bool:
+    """Whether the server had the model: of one that it never had, it says something else."""
+    status, body = _ask(url, f"{_path(model)}/config", deadline)
+    return status == 404 and "has no available versions" in _reason(body)
+
+
+def _takes_no_photo(url: str, model: str, deadline: float) -> bool:
+    try:
+        status, body = _ask(url, f"{_path(model)}/config", deadline)
+    except (OSError, http.client.HTTPException):
+        return False
+    return status == 200 and not _takes_a_photo(body)
+
+
 def _path(model: str) -> str:
-    return f"/v2/models/{urllib.parse.quote(model, safe='')}"
+    return f"/v2/models/{urllib.parse.quote(model, safe='', errors='surrogatepass')}"
 
 
 def _takes_a_photo(config: bytes) -> bool:
@@ -252,14 +284,12 @@ def _takes_a_photo(config: bytes) -> bool:
         return False
 
 
-def _statistics(body: bytes) -> dict[str, Answers] | None:
-    """Model name -> its answers, of all its versions; None if this is not what Triton tells."""
-    found: dict[str, Answers] = {}
+def _statistics(body: bytes) -> dict[str, int] | None:
+    """Model name -> how often all its versions answered with success; None if this is not what Triton tells."""
+    found: dict[str, int] = {}
     try:
         for one in json.loads(body)["model_stats"]:
-            before = found.get(one["name"], Answers())
-            count = before.count + int(one["inference_stats"]["success"]["count"])
-            found[one["name"]] = Answers(count, max(before.last, int(one["last_inference"]) / 1000))
+            found[one["name"]] = found.get(one["name"], 0) + int(one["inference_stats"]["success"]["count"])
     except (ValueError, KeyError, TypeError):
         return None
     return found
@@ -289,9 +319,9 @@ def _send(url: str, model: str, photo: bytes, deadline: float, others: Others) -
         connection.close()
 
 
-def _ask(url: str, path: str, timeout: float) -> tuple[int, bytes]:
+def _ask(url: str, path: str, deadline: float) -> tuple[int, bytes]:
     """A GET. Returns the status and the body."""
-    connection = _connect(url, timeout)
+    connection = _connect(url, max(0.1, min(READY_TIMEOUT_S, deadline - time.monotonic())))
     try:
         connection.request("GET", _base(url) + path)
         answer = connection.getresponse()
@@ -375,12 +405,15 @@ def main(arguments: list[str] | None = None) -> int:
     if not _is_address(args.url):
         print(f"unhealthy: {args.url!r} is not an address: give http://HOST:PORT", flush=True)
         return 1
+    if not 0 < args.timeout <= LONGEST_S:
+        print(f"unhealthy: --timeout {args.timeout:g}: give seconds, at most {LONGEST_S:g}", flush=True)
+        return 1
     names = [name for name in (part.strip() for part in (args.model or "").split(",")) if name]
     if args.model and not names:
         print("unhealthy: no ensemble is named", flush=True)
         return 1
     found = check_all(args.url, names, args.timeout, args.repository)
-    print(found.report, flush=True)
+    print(printable(found.report), flush=True)
     return 0 if found.healthy else 1
 
 

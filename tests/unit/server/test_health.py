@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -44,9 +46,9 @@ class Triton:
         infer: the answer to a photo, for one ensemble or all.
         ready: the answer to a model's readiness.
         models: name -> its configuration, as JSON has it.
+        unloaded: the names of those that it had.
         closed: the APIs (``stats``, ``config``, ``ready``) that want a token.
         answers: how many requests each model has answered.
-        age: how many seconds ago the last one was; None for never.
         answers_while_asked: how many more each question for them finds.
         hangs: whether a photo waits until the server ends.
         seen: the requests.
@@ -56,9 +58,9 @@ class Triton:
         self.infer: Answer | dict[str, Answer] | None = LABELS
         self.ready: Answer | dict[str, Answer] | None = READY
         self.models: dict[str, dict[str, Any]] = {}
+        self.unloaded: set[str] = set()
         self.closed: set[str] = set()
         self.answers = 7
-        self.age: float | None = None
         self.answers_while_asked = 0
         self.hangs = False
         self.while_it_hangs: Callable[[], None] = lambda: None
@@ -79,6 +81,9 @@ class Triton:
             return CLOSED
         if what == "stats":
             return self._stats([name])
+        if what == "config" and name not in self.models:
+            words = "has no available versions" if name in self.unloaded else "is not found"
+            return error(404, f"Request for unknown model: '{name}' {words}")
         if what == "config":
             return 200, json.dumps({"name": name, **self.models[name]}).encode()
         if what == "infer" and self.hangs:
@@ -90,8 +95,7 @@ class Triton:
 
     def _stats(self, names: Sequence[str]) -> Answer:
         self.answers += self.answers_while_asked
-        last = 0 if self.age is None else int(1000 * (time.time() - self.age))
-        count = {"inference_stats": {"success": {"count": self.answers, "ns": 1}}, "last_inference": last}
+        count = {"inference_stats": {"success": {"count": self.answers, "ns": 1}}, "last_inference": 0}
         return 200, json.dumps({"model_stats": [{"name": name, "version": "1", **count} for name in names]}).encode()
 
     def end(self) -> None:
@@ -176,6 +180,13 @@ def test_readiness_is_asked_first_and_then_a_real_photo_is_sent(triton: Triton) 
         error(500, "in ensemble 'ensemble', core: TimeoutError: timeout expired"),
         error(501, "in ensemble 'ensemble', no such thing"),
         error(503, "in ensemble 'ensemble', out of memory"),
+        error(400, "in ensemble 'ensemble', core says no"),
+        error(400, "in ensemble 'ensemble', core: image 0: no_face: nobody is to be seen"),
+        error(400, "in ensemble 'ensemble', image 0: nobody is to be seen"),
+        error(404, "in ensemble 'ensemble', image 0: no_face: nobody is to be seen"),
+        error(
+            400, "in ensemble 'ensemble', [request id: <id_unknown>] unexpected shape for input 'LOGITS' for model 'x'"
+        ),
         error(400, "in ensemble 'ensemble', Request for unknown model: 'resnet50_trt' is not found"),
         error(400, "in ensemble 'ensemble', Request for unknown model: 'resnet50_trt' has no available versions"),
         (503, b"nobody is here"),
@@ -185,7 +196,7 @@ def test_a_model_that_fails_on_the_photo_is_unhealthy_although_it_counts_as_read
     triton: Triton, answer: Answer
 ) -> None:
     triton.infer = answer
-    triton.age = 0.0  # what it answers to others does not help
+    triton.answers_while_asked = 1  # what it answers to others does not help
     found = check(triton.url, "ensemble")
     assert not found.healthy
     assert found.report.startswith(f"unhealthy: ensemble is broken (HTTP {answer[0]}")
@@ -194,9 +205,9 @@ def test_a_model_that_fails_on_the_photo_is_unhealthy_although_it_counts_as_read
 @pytest.mark.parametrize(
     "answer",
     [
-        error(400, "[request id: <id_unknown>] unexpected inference input 'IMAGE' for model 'yolo'"),
-        error(400, "in ensemble 'faces', image 0: no_face: nobody is to be seen"),
-        error(400, "in ensemble 'plants', image 0: wilted: the leaf is not healthy"),
+        error(400, "image 0: no_face: nobody is to be seen"),
+        error(400, "in ensemble 'faces', image 0: no-face: nobody is to be seen"),
+        error(400, "in ensemble 'bob's', in ensemble 'plants', image 0: wilted: the leaf is not healthy"),
     ],
 )
 def test_a_refusal_is_an_answer(triton: Triton, answer: Answer) -> None:
@@ -204,6 +215,12 @@ def test_a_refusal_is_an_answer(triton: Triton, answer: Answer) -> None:
     found = check(triton.url, "ensemble")
     assert found.healthy
     assert found.report.startswith(f"healthy: ensemble is ready, and refused a photo (HTTP {answer[0]}: ")
+
+
+def test_a_named_model_that_takes_no_photo_has_to_be_ready(triton: Triton) -> None:
+    triton.serve(yolo=config("onnxruntime_onnx"))
+    triton.infer = error(400, "[request id: <id_unknown>] unexpected inference input 'IMAGE' for model 'yolo'")
+    assert check_all(triton.url, ["yolo"]).report == "healthy: yolo is ready, and takes no photo"
 
 
 @pytest.mark.parametrize(
@@ -221,28 +238,16 @@ def test_what_could_not_be_tried_is_not_taken_for_healthy(triton: Triton, answer
 
 
 @pytest.mark.parametrize("answer", [FULL, EXPIRED])
-def test_a_server_that_turns_photos_away_is_busy_if_it_answers_somebody(
-    triton: Triton, answer: Answer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    triton.infer = answer
-    triton.age = 1.0
-    assert check(triton.url, "ensemble").report.startswith("healthy: ensemble is ready, and busy: turned a photo away")
-    triton.age = 60.0  # a burst on a server that had nothing to do
-    monkeypatch.setattr(health, "PATIENCE_S", 0.01)
-    triton.answers_while_asked = 1
-    assert check(triton.url, "ensemble").healthy
-
-
-@pytest.mark.parametrize("answer", [FULL, EXPIRED])
 def test_a_server_that_only_turns_photos_away_is_stuck(
     triton: Triton, answer: Answer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(health, "PATIENCE_S", 0.01)
     triton.infer = answer
-    triton.age = 60.0
     found = check(triton.url, "ensemble", timeout=0.3)
     assert not found.healthy
     assert found.report.startswith("unhealthy: ensemble is stuck: turned a photo away (HTTP 503")
+    triton.answers_while_asked = 1
+    assert check(triton.url, "ensemble").report.startswith("healthy: ensemble is ready, and busy: turned a photo away")
     triton.closed = {"stats"}  # nothing says that it is not as busy as it says
     assert check(triton.url, "ensemble", timeout=0.3).healthy
 
@@ -252,32 +257,29 @@ def test_a_photo_without_an_answer_is_load_only_if_others_are_answered(
 ) -> None:
     monkeypatch.setattr(health, "PATIENCE_S", 0.05)
     triton.hangs = True
-    for age, healthy in ((1.0, True), (60.0, False), (-3600.0, False), (None, False)):
-        triton.age = age
+
+    for now in (7, 8, 10):  # nobody, the photo of an earlier check, a batch of several
+        triton.while_it_hangs = partial(setattr, triton, "answers", now)
         found = check(triton.url, "ensemble", timeout=0.3)
-        assert found.healthy is healthy, (age, found.report)
-        assert "no answer to a photo within " in found.report
-    triton.age = 1.0
+        assert not found.healthy
+        assert "is stuck: no answer to a photo within " in found.report
+        assert found.report.endswith(", and the server answers nobody else")
+    triton.while_it_hangs = partial(setattr, triton, "answers", 0)  # as a model that is loaded again begins
+    triton.answers_while_asked = 1
+    found = check(triton.url, "ensemble", timeout=25.0)  # the server would answer after 30 s
+    assert found.report.startswith("healthy: ensemble is ready, and busy: no answer to a photo within ")
     triton.closed = {"stats"}
     found = check(triton.url, "ensemble", timeout=0.3)
     assert not found.healthy
     assert found.report.endswith("and the server does not tell whether it answers others")
 
 
-def test_a_photo_is_not_waited_for_while_others_are_answered(triton: Triton, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(health, "PATIENCE_S", 0.05)
-    triton.hangs = True
-
-    def answer_another() -> None:
-        triton.answers = now
-
-    triton.while_it_hangs = answer_another
-    now = 8
-    found = check(triton.url, "ensemble", timeout=25.0)  # the server would answer after 30 s
-    assert found.healthy
-    now = 1  # as a model that was loaded again begins
-    assert check(triton.url, "ensemble", timeout=25.0).healthy
-    assert found.report.startswith("healthy: ensemble is ready, and busy: no answer to a photo within ")
+def test_the_timeout_bounds_all_of_it() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as frozen:
+        began = time.monotonic()
+        found = check_all(f"http://127.0.0.1:{frozen.getsockname()[1]}", timeout=0.3)
+        assert time.monotonic() - began < 2
+    assert found.report.endswith("does not answer (timed out)")
 
 
 @pytest.mark.parametrize("answer", [(400, b""), error(404, "Request for unknown model: 'ensemble' is not found")])
@@ -336,6 +338,28 @@ def test_a_server_without_an_image_ensemble_has_to_be_ready(triton: Triton) -> N
     triton.serve()
     triton.ready = error(400, "nothing is loaded")
     assert not check_all(triton.url).healthy
+
+
+def test_a_server_that_has_unloaded_an_ensemble_is_unhealthy(triton: Triton, tmp_path: Path) -> None:
+    triton.serve(core=config("onnxruntime_onnx"), cats=config())
+    for name in ("cats", "dogs", "left_out", "old_core"):
+        (tmp_path / name).mkdir()
+        kind = "onnxruntime" if name == "old_core" else "ensemble"
+        (tmp_path / name / "config.pbtxt").write_text(f'platform: "{kind}" input {{ name: "IMAGE" }} "STATUS"')
+    triton.unloaded = {"dogs", "old_core"}
+    assert check_all(triton.url, repository=tmp_path).report == "unhealthy: dogs has been unloaded"
+    assert check_all(triton.url).healthy  # nothing says that dogs was an ensemble
+    del triton.models["cats"]
+    triton.unloaded = {"ensemble"}
+    assert check_all(triton.url).report == "unhealthy: ensemble has been unloaded"
+
+
+def test_what_is_loaded_and_cannot_be_asked_is_named(triton: Triton) -> None:
+    triton.serve(cats=config(), **{"my pipe": config()})
+    assert check_all(triton.url).report == (
+        "unhealthy: my pipe is loaded, but cannot be asked over HTTP "
+        "(HTTP 404: Request for unknown model: 'my%20pipe' is not found)"
+    )
 
 
 @pytest.mark.parametrize("closed", [{"stats"}, {"config"}, {"stats", "config", "ready"}])
@@ -434,6 +458,21 @@ def test_what_is_no_address_is_one_line_that_says_how_to_write_one(
 ) -> None:
     assert main(["--url", url]) == 1
     assert capsys.readouterr().out == f"unhealthy: {url!r} is not an address: give http://HOST:PORT\n"
+
+
+@pytest.mark.parametrize("timeout", ["nan", "inf", "-1", "0", "1e99"])
+def test_a_timeout_that_is_none_is_one_line(timeout: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--timeout", timeout]) == 1
+    assert capsys.readouterr().out == f"unhealthy: --timeout {float(timeout):g}: give seconds, at most 3600\n"
+
+
+def test_a_name_that_commands_a_terminal_is_told_in_one_line(
+    triton: Triton, capsys: pytest.CaptureFixture[str]
+) -> None:
+    triton.ready = {}
+    for name, shown in (("a\r\nb", "a\\r\\nb"), ("a\udcff", "a\\xff")):
+        assert main(["--url", triton.url, "--model", name]) == 1
+        assert capsys.readouterr().out.startswith(f"unhealthy: {shown} is not ready (HTTP 400: ")
 
 
 @pytest.mark.parametrize("unbuffered", ["", "1"])
