@@ -47,10 +47,16 @@ class Debt:
         """Whether this process may owe answers from now on, until ``end``."""
         if self._file is None:
             return True
-        if not _locked(self._file, fcntl.LOCK_SH, 1):
+        return not self.is_called_in() and _locked(self._file, fcntl.LOCK_SH, 0)
+
+    def is_called_in(self) -> bool:
+        """Whether the keeper waits for the answers that this process owes."""
+        if self._file is None:
             return False
+        if not _locked(self._file, fcntl.LOCK_SH, 1):
+            return True
         fcntl.lockf(self._file, fcntl.LOCK_UN, 1, 1)
-        return _locked(self._file, fcntl.LOCK_SH, 0)
+        return False
 
     def end(self) -> None:
         """This process has answered everything."""

@@ -35,8 +35,9 @@ SETTLED_S = 1.0
 LEAST_INTERVAL_S, SHORT_INTERVAL_S, MOST_INTERVAL_S = 30.0, 60.0, 900.0
 # New stubs are looked for so often: after a renewal, or when a model was loaded through the API.
 SEARCH_S = 1.0
-# What takes longer than that to answer its caller is given up; the latter where others wait for a dead process.
-DEBT_S, DEAD_DEBT_S = 20.0, 4.0
+# What takes longer than that to answer its caller puts off giving memory back; where others wait for a dead process, it
+# is given up.
+DEBT_S, DEAD_DEBT_S = 10.0, 4.0
 # A model that loads anew may take so long, or three times what the whole start took.
 LOAD_TIMEOUT_S = 30.0
 # During a load, processes come and go one after the other, each in little more than a second.
@@ -91,7 +92,7 @@ class Renewal:
         sparing: whether to get along with the memory of a single new process for a moment, and so with one process.
         counts: how many instances each group shall have, where an earlier attempt may have left fewer.
         run: the server's run-time folder.
-        patience: seconds to wait at most for the answers that its processes owe.
+        urgent: whether its processes have to go, even if they still owe answers.
     """
 
     def __init__(
@@ -102,7 +103,8 @@ class Renewal:
         sparing: bool,
         counts: list[int] | None,
         run: Path,
-        patience: float = DEBT_S,
+        *,
+        urgent: bool = False,
     ) -> None:
         self.model = model
         self.counts = counts
@@ -110,7 +112,7 @@ class Renewal:
         self.paid = True
         self.began = _clock()
         self.loading_since = math.inf
-        self._patience = patience
+        self._urgent = urgent
         self._index, self._timeout, self._sparing = index, timeout, sparing
         self._debt, self._reserve = debt_path(run, model), Reserve(run / RESERVE)
         self._thread = threading.Thread(target=self._run, name="renewal", daemon=True)
@@ -124,13 +126,15 @@ class Renewal:
     def _run(self) -> None:
         try:
             # A process that owes an answer to somebody must not be replaced before it has given it.
-            with self._index() as index, paid(self._debt, self._patience) as self.paid:
+            with self._index() as index, paid(self._debt, DEAD_DEBT_S if self._urgent else DEBT_S) as self.paid:
+                if not (self.paid or self._urgent):
+                    raise ValueError("they are busy with images that take long")
                 self.loading_since = _clock()
                 self._reserve.give()
                 self._load(index)
         except (ModelLoadError, OSError, KeyError, ValueError) as error:
             reasons = error.reasons if isinstance(error, ModelLoadError) else {}
-            self.problem = reasons.get(self.model) or f"{type(error).__name__}: {error}"
+            self.problem = reasons.get(self.model) or str(error) or type(error).__name__
         finally:
             self._reserve.take()
 
@@ -232,7 +236,7 @@ class Tending:
             count * STUB_BYTES > _free(),
             self._counts.get(model),
             self._run,
-            DEAD_DEBT_S if self._healing else DEBT_S,
+            urgent=bool(self._healing),
         )
 
     def _stuck(self, renewal: Renewal) -> str:
@@ -247,7 +251,7 @@ class Tending:
     def _finish(self, renewal: Renewal) -> str:
         model, self._renewal = renewal.model, None
         now = _clock()
-        if not renewal.paid:
+        if self._healing and not renewal.paid:
             self._tell(f"warning: {model}: its Python processes still owed answers, whose callers get none")
         if self._healing and renewal.problem:
             self._failures += 1

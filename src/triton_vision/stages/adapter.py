@@ -31,7 +31,7 @@ from triton_vision.stages.errors import (
 )
 from triton_vision.stages.gate import find_gate
 from triton_vision.stages.kit import STATUS, Array, Batch, ItemStage, Stage, declared, gather, is_status
-from triton_vision.stages.lane import Lane
+from triton_vision.stages.lane import SHORT, SHORT_S, Lane, kind_of
 from triton_vision.stages.limits import MIB
 from triton_vision.stages.memory import keep_small_blocks
 from triton_vision.stages.meter import Key, Meter, RefusalLog
@@ -113,9 +113,7 @@ class Adapter:
                 known = [bool(text) for text in batch.status] if self._takes_status else None
                 self._run(batch)
                 if batch.asides and not self._lane.open():
-                    # The keeper is about to replace this process, which is to owe nobody an answer.
-                    while batch.asides:
-                        self._do_asides(batch)
+                    self._do_at_once(batch)
                 processed = time.perf_counter()
                 for call in live:
                     try:
@@ -214,6 +212,15 @@ class Adapter:
         assert isinstance(self.stage, ItemStage)  # no other sets anything aside
         self.stage.run_asides(batch)
 
+    def _do_at_once(self, batch: Batch) -> None:
+        """The keeper is about to replace this process, which is to owe nobody an answer: what is short is done now."""
+        for again in range(2):
+            for row, aside in tuple(batch.asides.items()):
+                if again or kind_of(aside.seconds, sure=aside.sure) != SHORT:
+                    batch.note(row, Overloaded(aside.seconds))
+                    del batch.asides[row]
+            self._do_asides(batch)
+
     def _set_aside(self, call: Call, batch: Batch, known: list[bool] | None) -> None:
         """Has a request answered later; it must not wait for the others of its batch, nor they for it."""
         rows, check = call.rows, batch.check
@@ -221,11 +228,14 @@ class Adapter:
         known = known and known[rows.start : rows.stop]
 
         def put() -> None:
-            self._lane.put(sum(aside.seconds for aside in part.asides.values()), job)
+            asides = part.asides.values()
+            self._lane.put(sum(aside.seconds for aside in asides), job, sure=all(aside.sure for aside in asides))
 
-        def job() -> None:
+        def job(late: bool) -> None:
             began, refused = time.perf_counter(), dict[str, int]()
             try:
+                if late:
+                    raise Overloaded(SHORT_S)
                 self._do_asides(part)
                 if part.asides:
                     put()
@@ -243,8 +253,8 @@ class Adapter:
         call.set_aside()
         try:
             put()
-        except Overloaded:
-            call.sender = None
+        except BaseException:
+            call.sender = None  # it is answered at once
             raise
 
     def _run(self, batch: Batch) -> None:

@@ -45,14 +45,17 @@ class Aside(Exception):
 
     Args:
         seconds: that it takes, estimated.
-        work: makes the item's output later, on a thread of its own, one after the other; short ones never wait for
-            long ones. It is handed a function to call now and then, which raises RequestDropped where nobody waits for
-            the answer any more. It may raise Aside again, for an item that turns out to take longer.
+        work: makes the item's output later, on a thread of its own, one after the other. It is handed a function to
+            call now and then, which raises RequestDropped where nobody waits for the answer any more. It may raise
+            Aside again, for an item that turns out to take longer.
+        sure: whether ``seconds`` is more than a guess. What is sure to be short never waits for what is not, nor that
+            for what is long.
     """
 
-    def __init__(self, seconds: float, work: Callable[[Callable[[], None]], Any]) -> None:
+    def __init__(self, seconds: float, work: Callable[[Callable[[], None]], Any], *, sure: bool = True) -> None:
         self.seconds = seconds
         self.work = work
+        self.sure = sure
         super().__init__()
 
 
@@ -175,7 +178,7 @@ class ItemStage(Stage):
                 began = time.perf_counter()
                 items = [_item(array[row]) for array in batch.inputs]
                 if self.concurrent and began - started > LONG_BATCH_S:
-                    raise Aside(SLOW_ITEM_S, partial(self._later, items))
+                    raise Aside(SLOW_ITEM_S, lambda check: self.process(*items))  # noqa: ARG005
                 result = self.process(*items)
                 slow = time.perf_counter() - began > SLOW_ITEM_S
                 self._keep(batch, row, result)
@@ -202,12 +205,6 @@ class ItemStage(Stage):
                 batch.asides[row] = longer
             except BaseException as error:  # noqa: BLE001 - one item's failure must stay its own
                 batch.note(row, error)
-
-    def _later(self, items: list[Any], check: Callable[[], None]) -> Any:
-        try:
-            return self.process(*items)
-        except Aside as aside:
-            return aside.work(check)
 
     @cached_property
     def _made(self) -> list[Tensor]:

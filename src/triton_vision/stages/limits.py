@@ -80,11 +80,13 @@ class TakesLong(Exception):
     Attributes:
         seconds: of CPU, estimated.
         bytes: of memory, estimated.
+        sure: whether the estimate is more than a guess.
     """
 
-    def __init__(self, seconds: float, bytes: float) -> None:
+    def __init__(self, seconds: float, bytes: float, *, sure: bool = True) -> None:
         self.seconds = seconds
         self.bytes = bytes
+        self.sure = sure
         super().__init__(f"about {seconds:.1f} s and {bytes / 1e6:.0f} MB")
 
 

@@ -18,7 +18,7 @@ from triton_vision.stages.budget import UNIT, MemoryBudget, default_budget
 from triton_vision.stages.config import StageConfig
 from triton_vision.stages.errors import ConfigError
 from triton_vision.stages.kit import Aside, ItemStage
-from triton_vision.stages.lane import SHORT_S
+from triton_vision.stages.lane import GUESSED, LONG, SHORT, SHORT_S, kind_of
 from triton_vision.stages.limits import DECODERS, Limits, Quick, TakesLong, too_complex
 from triton_vision.stages.quiet import silence_decoders
 from triton_vision.stages.recipe import Recipe, read_pixels
@@ -76,8 +76,8 @@ class Preprocess(ItemStage):
                 raise ConfigError("parameters mean, std: their quotients are beyond FP32")
         # Now, while this process has no threads and no library of it has any.
         work, most = partial(read_pixels, recipe=self.recipe), self.recipe.limits.max_memory
-        # One for what is expected to take seconds, the other for what waits for none of that.
-        self._aparts = [Apart(work, (crop, crop, 3), most) for _ in range(2)]
+        # One for each kind of job, so that none waits for another.
+        self._aparts = [Apart(work, (crop, crop, 3), most) for _ in (SHORT, GUESSED, LONG)]
         self._budget = MemoryBudget(budget, self.recipe.limits.max_memory)
         self._ending = False
         self.limit_s = self.recipe.limits.max_seconds
@@ -94,7 +94,7 @@ class Preprocess(ItemStage):
         try:
             return self._output(read_pixels(image, self.recipe, QUICK))
         except TakesLong as long:
-            raise Aside(long.seconds, partial(self._read_apart, image, long)) from None
+            raise self._aside(image, long) from None
 
     def interrupt(self) -> None:
         """Ends the decoders that are at work."""
@@ -108,18 +108,20 @@ class Preprocess(ItemStage):
             apart.close()
         self._budget.close()
 
+    def _aside(self, image: bytes, long: TakesLong) -> Aside:
+        return Aside(long.seconds, partial(self._read_apart, image, long), sure=long.sure)
+
     def _read_apart(self, image: bytes, long: TakesLong, check: Callable[[], None]) -> NDArray[Any]:
         most = self.recipe.limits.max_seconds
-        short = long.seconds <= SHORT_S
-        seconds = min(SHORT_S, most) if short else most
+        kind = kind_of(long.seconds, sure=long.sure)
+        seconds = most if kind == LONG else min(SHORT_S, most)
         with self._budget.taken(long.bytes, check):
             try:
-                return self._output(self._aparts[short].run(image, seconds))
+                return self._output(self._aparts[kind].run(image, seconds))
             except TimeoutError:
                 if seconds == most:
                     raise too_complex(f"decoding takes more than {most:g} s", "max_seconds") from None
-                longer = TakesLong(most, long.bytes)
-                raise Aside(longer.seconds, partial(self._read_apart, image, longer)) from None
+                raise self._aside(image, TakesLong(most, long.bytes)) from None
             except RuntimeError:
                 check()
                 if not self._ending:

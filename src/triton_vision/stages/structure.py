@@ -13,11 +13,15 @@ import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
+
 from triton_vision.stages.limits import MIB, Limits, Quick, TakesLong, too_complex
 
 # Seconds of CPU, measured on one core of a server and rounded up: a segment that the decoder reads in Python, a
-# compressed text or profile in a PNG (up to a megabyte inflated), and 64 samples in a further scan of a JPEG.
-SEGMENT_S, INFLATED_S, BLOCK_S = 20e-6, 5e-3, 15e-9
+# compressed text or profile in a PNG (up to a megabyte inflated), 64 samples in a further scan of a JPEG, and a byte of
+# its scans. EXIF and what may hold it in a PNG: Pillow unpacks all of it, to look for the orientation.
+SEGMENT_S, INFLATED_S, BLOCK_S, SCAN_BYTE_S = 20e-6, 5e-3, 15e-9, 20e-9
+EXIF_BYTE_S, EXIF_BYTES = 0.4e-6, 26
 # Seconds of CPU and bytes of memory for each pixel. Memory depends on what the file holds (Pillow's modes) more than
 # on its format, except where a decoder keeps copies of its own.
 PIXEL_S = {"JPEG": 8e-9, "PNG": 20e-9, "WebP": 45e-9, "GIF": 10e-9, "BMP": 10e-9, "TIFF": 40e-9, "PPM": 40e-9}
@@ -32,9 +36,11 @@ SLOW_BYTE_S, SLOW_PIXEL_S = 10e-6, 0.5e-6
 UNKNOWN_S, SPARE_BYTES = 0.3, 32 * MIB
 # A header of up to so many segments and bytes is read in no time; decoders copy longer ones over and over.
 FEW_SEGMENTS, SHORT_HEAD = 64, MIB
-# TIFF's compressions (tag 259) that take a time in proportion to the pixels: none, CCITT, LZW, deflate, PackBits.
+# TIFF's tags (TIFF 6.0, sections 8 and 15), the last ones how many bytes each strip or tile has; types of their values.
+WIDTH, HEIGHT, TILE_WIDTH, TILE_HEIGHT, COMPRESSION, FILL_ORDER, PIECES = 256, 257, 322, 323, 259, 266, (279, 325)
+SHORT, LONG, TIFF_BYTES, TILE_PIXEL_BYTES = 3, 4, frozenset((1, 2, 6, 7)), 8
+# Its compressions that take a time in proportion to pixels and bytes: none, CCITT, LZW, deflate, PackBits.
 PLAIN_TIFF = frozenset((1, 2, 3, 4, 5, 8, 32773, 32946))
-TIFF_BYTES, TILE_PIXEL_BYTES = frozenset((1, 2, 6, 7)), 8
 # How many bytes a value of each TIFF type has (TIFF 6.0, section 2; BigTIFF's 16 to 18).
 TIFF_SIZES = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 6: 1, 7: 1, 8: 2, 9: 4, 10: 8, 11: 4, 12: 8, 13: 4, 16: 8, 17: 8, 18: 8}
 
@@ -72,8 +78,9 @@ class Structure:
     def check_quick(self, name: str, limits: Limits, quick: Quick | None) -> None:
         """Raises TakesLong for a file that not even Pillow's ``open`` is quick with."""
         if quick is not None and (self.unbounded or self.seconds > quick.seconds):
-            guess = self.header_pixels * (OTHER_BYTES + COPIES.get(name, 0.0)) + SPARE_BYTES
-            raise TakesLong(min(max(self.seconds, UNKNOWN_S), limits.max_seconds), min(guess, limits.max_memory))
+            guess = self.header_pixels * (OTHER_BYTES + COPIES.get(name, 0.0)) + self.bytes + SPARE_BYTES
+            seconds = min(max(self.seconds, UNKNOWN_S), limits.max_seconds)
+            raise TakesLong(seconds, min(guess, limits.max_memory), sure=not self.unbounded)
 
     def check(
         self, name: str, mode: str, size: tuple[int, int], encoded: int, limits: Limits, quick: Quick | None
@@ -146,7 +153,7 @@ def _jpeg(data: bytes, limits: Limits) -> Structure:
         if marker not in ALONE:
             at += data[at] << 8 | data[at + 1] if at + 1 < len(data) else 2
     return Structure(
-        seconds=segments * SEGMENT_S,
+        seconds=segments * SEGMENT_S + (len(data) * SCAN_BYTE_S if scans > 1 else 0.0),
         # Each scan goes over all blocks; the first is among what a pixel takes. More than one need the coefficients
         # of the whole image, two bytes each.
         pixel_seconds=max(0, scans - 1) * samples / 64 * BLOCK_S,
@@ -164,7 +171,7 @@ def _samples(data: bytes, at: int) -> float:
 
 
 def _png(data: bytes, limits: Limits) -> Structure:
-    at, images, others, inflated = 8, 0, 0, 0
+    at, images, others, inflated, exif = 8, 0, 0, 0, 0
     while at + 8 <= len(data):
         size, kind = struct.unpack_from(">I4s", data, at)
         if kind == b"IEND":
@@ -177,12 +184,14 @@ def _png(data: bytes, limits: Limits) -> Structure:
         else:
             others += 1
             inflated += kind in (b"iCCP", b"zTXt", b"iTXt")
+            exif += size if kind in (b"eXIf", b"tEXt", b"iTXt") else 0
             _segments(others, limits)
         at += 12 + size
     animated = data.find(b"acTL", 8, 4096) > 0
     wide, high = struct.unpack_from(">II", data, 16)
     return Structure(
-        seconds=(images + others) * SEGMENT_S / 2 + inflated * INFLATED_S,
+        seconds=(images + others) * SEGMENT_S / 2 + inflated * INFLATED_S + exif * EXIF_BYTE_S,
+        bytes=exif * EXIF_BYTES,
         pixel_bytes=16.0 if animated else 0.0,
         unbounded=others > FEW_SEGMENTS,
         header_pixels=wide * high,
@@ -220,7 +229,7 @@ def _ppm(data: bytes, limits: Limits) -> Structure:
     # Three numbers behind the magic one (two of a bitmap). White space ends a number; a comment does not.
     numbers: list[int] = []
     token = b""
-    at = next((at for at in range(6) if data[at : at + 1].isspace()), 2)
+    at = next((at for at in range(6) if data[at : at + 1].isspace()), 6)
     wanted = 2 if data[1:2] in b"14" else 3
     for steps in range(limits.max_segments + 1):
         _segments(steps + 1, limits)
@@ -261,29 +270,45 @@ def _tiff(data: bytes, limits: Limits) -> Structure:
     big = data[2:4] in (b"+\0", b"\0+")
     at = int(struct.unpack_from(order + ("Q" if big else "I"), data, 8 if big else 4)[0])
     count = int(struct.unpack_from(order + ("Q" if big else "H"), data, at)[0])
-    entry, step, first = (order + "HHQH", 20, 8) if big else (order + "HHIH", 12, 2)
+    entry, step, first = (order + "HHQ", 20, 8) if big else (order + "HHI", 12, 2)
     count = min(count, (len(data) - at - first) // step)
     _segments(count, limits)
-    values, plain = 0, True
-    sizes = dict.fromkeys((256, 257, 322, 323), 0)  # width and height, of the image and of a tile
+    values, plain, pieces = 0.0, True, -1
+    sizes = dict.fromkeys((WIDTH, HEIGHT, TILE_WIDTH, TILE_HEIGHT), 0)
     for index in range(count):
-        tag, kind, number, short = struct.unpack_from(entry, data, at + first + step * index)
-        # Pillow skips what does not fit, and takes bytes as they are.
-        if kind not in TIFF_BYTES and number * TIFF_SIZES.get(kind, 1) <= len(data):
-            values += number
-        if tag == 259:
-            plain = plain and short in PLAIN_TIFF
-        elif tag == 266:  # the bits of each byte the other way round: all strips are copied
-            plain = plain and short == 1
-        elif tag in sizes:
-            size = struct.unpack_from(
-                order + ("H" if kind == 3 else "I"), data, at + first + step * index + step - 4 - 4 * big
-            )
-            sizes[tag] = max(sizes[tag], size[0])
+        place = at + first + step * index
+        tag, kind, number = struct.unpack_from(entry, data, place)
+        # Pillow skips what does not fit.
+        if number * TIFF_SIZES.get(kind, 1) <= len(data):
+            values += number * (0.01 if kind in TIFF_BYTES else 1.0)
+        if tag in (*sizes, COMPRESSION, FILL_ORDER):
+            value = 0
+            if number == 1 and kind in (SHORT, LONG):
+                value = struct.unpack_from(order + ("H" if kind == SHORT else "I"), data, place + step - 4 - 4 * big)[0]
+            else:  # said in a way in which decoders may read something else
+                plain = False
+            if tag in sizes:
+                sizes[tag] = max(sizes[tag], value)
+            elif value not in (PLAIN_TIFF if tag == COMPRESSION else (1,)):  # bits the other way round: all is copied
+                plain = False
+        elif tag in PIECES:
+            pieces = max(pieces, _sum(data, order, kind, number, place + step - 4 - 4 * big, big=big))
     # A tile is decoded whole, however little of it the image needs.
-    pixels, tile = sizes[256] * sizes[257], sizes[322] * sizes[323]
+    pixels, tile = sizes[WIDTH] * sizes[HEIGHT], sizes[TILE_WIDTH] * sizes[TILE_HEIGHT]
     seconds = count * SEGMENT_S + values * 2e-6 + tile * PIXEL_S["TIFF"]
+    # Where strips or tiles share bytes, or nobody says how many they have, the same ones may be decoded over and over.
+    plain = plain and 0 <= pieces <= len(data)
     return Structure(seconds, tile * TILE_PIXEL_BYTES, unbounded=not plain, header_pixels=pixels + tile)
+
+
+def _sum(data: bytes, order: str, kind: int, number: int, place: int, *, big: bool) -> int:
+    """The sum of a TIFF tag's whole numbers; -1 where it cannot be told."""
+    size = {SHORT: 2, LONG: 4, 16: 8}.get(kind, 0)
+    if number * size > (8 if big else 4):
+        place = struct.unpack_from(order + ("Q" if big else "I"), data, place)[0]
+    if not size or place + number * size > len(data):
+        return -1
+    return int(np.frombuffer(data, f"{order}u{size}", number, place).sum(dtype=np.uint64))
 
 
 def _webp(data: bytes, limits: Limits) -> Structure:  # noqa: ARG001 - as the others

@@ -236,7 +236,7 @@ def test_a_dead_process_is_not_kept_waiting_for_the_answers_that_others_owe(
 def test_a_server_that_ends_while_a_load_is_prepared_is_a_problem_like_any_other(tmp_path: Path) -> None:
     one = renewal.Renewal(Index, "stage", 30, sparing=False, counts=None, run=tmp_path / "gone")
     one._thread.join(10)
-    assert one.problem.startswith("FileNotFoundError: ")
+    assert "No such file or directory" in one.problem
 
 
 def test_a_frozen_process_is_killed(world: World) -> None:

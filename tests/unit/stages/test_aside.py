@@ -157,8 +157,10 @@ def test_the_keeper_waits_for_answers_that_are_owed(tmp_path: Path, monkeypatch:
     assert late.sender is not None
     assert late.sender.wait().outputs["OUT"] == 1
     assert told(patient) == "True"
-    # As long as it has the process to itself, long work is done at once instead of being owed.
-    assert execute(runner, numbers(-2, status=[b""]))[0].outputs["OUT"] == 2
+    # As long as it has the process to itself, nothing is owed: what is short is done at once, the rest turned away.
+    short, long = execute(runner, numbers(-9, status=[b""], on_bad_image="mask"), numbers(-2, status=[b""]))
+    assert short.outputs["STATUS"] == b"too_complex: in the end"
+    assert (long.code, long.error[:28]) == ("UNAVAILABLE", "Exceeds maximum queue size: ")
     patient.communicate()
     again = numbers(-3, status=[b""])
     assert execute(runner, again) == [None]
@@ -198,9 +200,9 @@ def test_what_takes_longer_than_expected_gets_out_of_the_way(monkeypatch: pytest
     expected: list[float] = []
     put = runner.adapter._lane.put
 
-    def noted(seconds: float, job: Callable[[], None]) -> None:
+    def noted(seconds: float, job: lane.Job, *, sure: bool) -> None:
         expected.append(seconds)
-        put(seconds, job)
+        put(seconds, job, sure=sure)
 
     monkeypatch.setattr(runner.adapter._lane, "put", noted)
     answer = runner.execute([images(jpeg(1), text, on_bad_image="mask")])[0]

@@ -10,14 +10,14 @@ import pytest
 
 from triton_vision.run import Debt
 from triton_vision.stages import Overloaded
-from triton_vision.stages.lane import SHORT_S, Lane
+from triton_vision.stages.lane import SHORT_S, Job, Lane
 
 
 class Book:
     """A Debt that notes what it is told."""
 
     def __init__(self) -> None:
-        self.owed = False
+        self.owed = self.called_in = False
         self.paid = threading.Event()
 
     def begin(self) -> bool:
@@ -25,9 +25,23 @@ class Book:
         self.paid.clear()
         return True
 
+    def is_called_in(self) -> bool:
+        return self.called_in
+
     def end(self) -> None:
         self.owed = False
         self.paid.set()
+
+
+def wait_for(event: threading.Event, begun: threading.Event | None = None) -> Job:
+    """A job that lasts until then."""
+
+    def job(late: bool) -> None:  # noqa: ARG001 - a job's signature
+        if begun is not None:
+            begun.set()
+        event.wait()
+
+    return job
 
 
 @pytest.fixture
@@ -45,12 +59,13 @@ def lane(book: Book) -> Iterator[Lane]:
 def test_short_jobs_pass_long_ones(lane: Lane, book: Book) -> None:
     go, done = threading.Event(), threading.Event()
     assert lane.open()
-    lane.put(10.0, go.wait)
-    lane.put(SHORT_S, done.set)
+    lane.put(10.0, wait_for(go))
+    lane.put(SHORT_S, wait_for(go), sure=False)
+    lane.put(SHORT_S, lambda _: done.set())
     lane.settle()
     assert done.wait(10)
     with pytest.raises(Overloaded, match=r"about 15\.0 s"):
-        lane.put(5.0, go.wait)
+        lane.put(5.0, wait_for(go))
     assert book.owed
     go.set()
     assert book.paid.wait(10)
@@ -59,13 +74,9 @@ def test_short_jobs_pass_long_ones(lane: Lane, book: Book) -> None:
 def test_a_job_that_takes_longer_than_expected_goes_among_the_long_ones(lane: Lane, book: Book) -> None:
     go, begun, done = threading.Event(), threading.Event(), threading.Event()
 
-    def longer() -> None:
-        begun.set()
-        go.wait()
-
     assert lane.open()
-    lane.put(1.0, lambda: lane.put(10.0, longer))
-    lane.put(1.0, done.set)
+    lane.put(1.0, lambda _: lane.put(10.0, wait_for(go, begun)))
+    lane.put(1.0, lambda _: done.set())
     lane.settle()
     assert done.wait(10)
     assert begun.wait(10)
@@ -77,10 +88,10 @@ def test_a_job_that_takes_longer_than_expected_goes_among_the_long_ones(lane: La
 def test_what_is_put_while_the_last_job_ends_is_owed(lane: Lane, book: Book) -> None:
     go, first, second = threading.Event(), threading.Event(), threading.Event()
     assert lane.open()
-    lane.put(1.0, first.set)
+    lane.put(1.0, lambda _: first.set())
     # The first may end now; it must not end the debt of the second, which is put before ``settle``.
     assert first.wait(10)
-    lane.put(5.0, lambda: second.set() or go.wait())  # type: ignore[func-returns-value]
+    lane.put(5.0, wait_for(go, second))
     assert second.wait(10)
     assert book.owed
     lane.settle()
@@ -94,11 +105,25 @@ def test_what_is_put_while_the_last_job_ends_is_owed(lane: Lane, book: Book) -> 
     assert not book.owed
 
 
+def test_it_is_too_late_for_what_waits_when_the_process_is_to_be_replaced(lane: Lane, book: Book) -> None:
+    go, begun = threading.Event(), threading.Event()
+    told: list[bool] = []
+    assert lane.open()
+    lane.put(1.0, wait_for(go, begun))
+    lane.put(1.0, told.append)
+    lane.settle()
+    assert begun.wait(10)
+    book.called_in = True
+    go.set()
+    assert book.paid.wait(10)
+    assert told == [True]
+
+
 def test_closing_forgets_what_waits(book: Book) -> None:
     lane = Lane("jobs", patience=4.0, debt=cast(Debt, book))
     go, begun, second = threading.Event(), threading.Event(), threading.Event()
-    lane.put(1.0, lambda: begun.set() or go.wait())  # type: ignore[func-returns-value]
-    lane.put(1.0, second.set)
+    lane.put(1.0, wait_for(go, begun))
+    lane.put(1.0, lambda _: second.set())
     assert begun.wait(10)
     closer = threading.Thread(target=lane.close, args=(10.0,))
     closer.start()

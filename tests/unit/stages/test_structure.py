@@ -156,6 +156,49 @@ def test_what_nothing_bounds_is_taken_at_its_header_s_word(kind: str, mode: str,
     assert inspect(kind, data, Limits()).header_pixels == 130 * 70
 
 
+def tiff(*tags: tuple[int, int, int, bytes], data: bytes = b"") -> bytes:
+    """A little-endian TIFF of those tags (number, type, count, four bytes), with ``data`` behind them."""
+    entries = b"".join(struct.pack("<HHI", *tag[:3]) + tag[3] for tag in tags)
+    return b"II*\0\x08\0\0\0" + struct.pack("<H", len(tags)) + entries + bytes(4) + data
+
+
+SIZE = [(256, 3, 1, struct.pack("<I", 16)), (257, 3, 1, struct.pack("<I", 16))]
+COUNT = (279, 4, 1, struct.pack("<I", 8))
+
+
+@pytest.mark.parametrize(
+    ("tags", "unbounded"),
+    [
+        ([*SIZE, COUNT], False),
+        (SIZE, True),  # nobody says how many bytes its strips have
+        ([*SIZE, (279, 4, 3000, struct.pack("<I", 40))], True),  # 3000 strips of the same bytes
+        ([*SIZE, COUNT, (259, 16, 1, struct.pack("<I", 5))], True),  # a compression that decoders read elsewhere
+        ([*SIZE, COUNT, (259, 3, 1, struct.pack("<I", 5))], False),
+        ([*SIZE, COUNT, (259, 3, 1, struct.pack("<I", 7))], True),
+    ],
+)
+def test_a_tiff_whose_strips_or_compression_are_odd_is_not_decoded_where_others_wait(
+    tags: list[tuple[int, int, int, bytes]], unbounded: bool
+) -> None:
+    file = tiff(*tags, data=struct.pack("<I", 1_000_000) * 3000)
+    assert inspect("TIFF", file, Limits()).unbounded == unbounded
+
+
+def test_exif_that_takes_long_is_known_by_its_size() -> None:
+    rational = b"II*\0\x08\0\0\0" + struct.pack("<HHHII", 1, 274, 5, 500_000, 26) + bytes(4 + 4_000_000)
+    image = encoded(noise(1), "PNG")
+    chunk = struct.pack(">I", len(rational)) + b"eXIf" + rational + struct.pack(">I", zlib.crc32(b"eXIf" + rational))
+    with pytest.raises(TakesLong) as long:
+        read_frame(image[:33] + chunk + image[33:], Limits(), quick=Quick())
+    assert long.value.seconds > 1.0
+    assert long.value.bytes > 100e6
+
+
+def test_a_ppm_of_pillow_s_own_kind_is_read_as_pillow_reads_it() -> None:
+    with pytest.raises(ImageRefused, match="max_slow_bytes"):
+        inspect("PPM", b"P0CMYK\n8000 255\n254\n" + bytes(8_160_000), Limits())
+
+
 def test_each_limit_can_be_raised() -> None:
     scans = bombs.many_scans(64, 300)
     assert read_frame(scans, Limits(max_scans=301)).size == (64, 64)
