@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from triton_vision.export.weights import sha256
+from triton_vision.labels import read_labels
 from triton_vision.repository import Model, RepositoryError, read_model
 
 FORMATS = "JPEG, MPO, PNG, WebP, GIF, BMP, TIFF, PPM, AVIF"
@@ -107,9 +108,9 @@ def _parameters(model: Model) -> dict[str, str]:
 def _labels(model: Model) -> list[str]:
     file = model.path / _parameters(model).get("labels", "labels.txt")
     try:
-        return file.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError):
-        raise RepositoryError(f"{file} cannot be read as UTF-8 text") from None
+        return read_labels(file)
+    except ValueError as error:
+        raise RepositoryError(f"{file} {error}") from None
 
 
 def _origin(core: Path) -> Origin | None:

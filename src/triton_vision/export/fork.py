@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from triton_vision.export.networks import PrepareError
+from triton_vision.labels import read_labels as labelled
 
 LABELS = "labels.txt"
 ARTIFACTS = ("*.onnx", "*.onnx.json", "*.pt", "*.pt.json", "*.plan", "*.plan.json", "*.cache", "*.tmp", "__pycache__")
@@ -35,10 +36,9 @@ def read_labels(path: Path, classes: int) -> list[str]:
         PrepareError: it cannot be read, or has another number of lines.
     """
     try:
-        lines = path.read_text(encoding="utf-8-sig").rstrip("\r\n").split("\n")
-    except (OSError, UnicodeDecodeError):
-        raise PrepareError(f"{path} cannot be read as UTF-8 text") from None
-    labels = [line.strip() for line in lines]
+        labels = labelled(path)
+    except ValueError as error:
+        raise PrepareError(f"{path} {error}") from None
     if len(labels) != classes or not all(labels):
         empty = next((number for number, label in enumerate(labels, 1) if not label), 0)
         what = f"an empty line ({empty})" if empty else f"{len(labels)} lines"
@@ -89,7 +89,7 @@ def fork(repository: Path, core: str, target: Path, classes: int, labels: list[s
 def _labels(repository: Path) -> list[str] | None:
     """The labels that a repository has; None without any."""
     for file in repository.glob(f"*/{LABELS}"):
-        return file.read_text(encoding="utf-8").splitlines()
+        return labelled(file)
     return None
 
 

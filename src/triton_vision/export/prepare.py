@@ -13,6 +13,7 @@ from triton_vision.export import artifact
 from triton_vision.export.fork import check_target, declared_classes, fork, read_labels
 from triton_vision.export.networks import GRAPH, INPUT, NETWORKS, OUTPUT, SCRIPT, SIDE, Network, PrepareError
 from triton_vision.export.weights import IMAGENET1K_V1, WeightsError, sha256
+from triton_vision.labels import duplicates
 
 if TYPE_CHECKING:
     from triton_vision.export.check import Difference
@@ -221,7 +222,10 @@ def _check_fit(repository: Path, network: Network, options: Options, source: Sou
     """
     if options.into is not None:
         assert options.labels is not None
-        return read_labels(options.labels, source.classes)
+        labels = read_labels(options.labels, source.classes)
+        for label, ids in duplicates(labels).items():
+            print(f"warning: {options.labels}: {label!r} stands for the classes {', '.join(map(str, ids))}", flush=True)
+        return labels
     file = repository / network.name / "config.pbtxt"
     declared = declared_classes(file.parent) if file.is_file() else network.classes
     if source.classes != declared:

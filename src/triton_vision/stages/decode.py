@@ -11,6 +11,7 @@ from PIL import Image
 from triton_vision.stages import jpeg
 from triton_vision.stages.errors import ImageRefused
 from triton_vision.stages.limits import DECODERS, Limits, Quick, TakesLong, too_complex, too_many_pixels
+from triton_vision.stages.png import without_extras
 from triton_vision.stages.resize import UPRIGHT, Frame
 from triton_vision.stages.structure import Structure, inspect
 from triton_vision.stages.truncation import is_cut
@@ -109,6 +110,9 @@ def read_frame(
     except MemoryError:
         raise too_complex(f"decoding the {name} takes too much memory", "max_memory") from None
     except Exception as error:  # noqa: BLE001 - a decoder may raise anything at all on hostile input
+        plain = without_extras(data) if name == "PNG" else None
+        if plain is not None:
+            return read_frame(plain, limits, orient=orient, short=short, quick=quick)
         raise _refusal(name, data, error) from None
 
 

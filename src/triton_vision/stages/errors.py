@@ -10,7 +10,11 @@ StageError           a model before this stage is broken: the request fails (INT
 
 from __future__ import annotations
 
-# The words that STATUS, errors and metrics use; their order is the order in which the checks are made.
+import re
+
+# What a reason may be: STATUS, errors and metrics hold it, and end it where the word ends.
+WORD = re.compile(r"[A-Za-z0-9_-]{1,40}")
+# The suite's own; their order is the order in which the checks are made.
 REASONS = ("empty", "too_large", "unsupported_format", "too_complex", "too_many_pixels", "truncated", "corrupt")
 
 
@@ -56,9 +60,14 @@ class ImageRefused(StageError):
     Attributes:
         reason: one of REASONS, or a later stage's own word.
         detail: what is wrong, for a person; no path, no stack trace.
+
+    Raises:
+        ValueError: the reason is not one word, and no caller could tell where the detail begins.
     """
 
     def __init__(self, reason: str, detail: str) -> None:
+        if WORD.fullmatch(reason) is None:
+            raise ValueError(f"ImageRefused: the reason {reason!r} must be one word of letters, digits, _ and -")
         self.reason = reason
         self.detail = detail
         super().__init__(f"{reason}: {detail}")

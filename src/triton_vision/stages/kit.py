@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from triton_vision.stages.config import StageConfig, Tensor
-from triton_vision.stages.errors import ConfigError, ImageRefused, RequestDropped
+from triton_vision.stages.errors import WORD, ConfigError, ImageRefused, RequestDropped
 
 Array = NDArray[Any]
 Parameters = Mapping[str, Any]
@@ -315,7 +315,7 @@ def _stacked(tensor: Tensor, made: list[Any], rows: range) -> Array:
 def declared(tensor: Tensor, value: Any, shape: tuple[int, ...]) -> Array:
     """The value as the output's type, contiguous; -1 in ``shape`` is any size, and a bare number fits a shape of ones.
 
-    Numbers are cast as numpy casts them, fractions cut off.
+    Fractions are rounded, halves to the even number, where whole numbers are declared.
 
     Raises:
         ValueError: another shape, no numbers where numbers are declared, or numbers that the type cannot hold.
@@ -338,6 +338,8 @@ def declared(tensor: Tensor, value: Any, shape: tuple[int, ...]) -> Array:
             given[...] = np.vectorize(_encoded, otypes=[np.object_])(given)
         return given
     if given.dtype != tensor.dtype:
+        if given.dtype.kind == "f" and tensor.dtype.kind in "iu":
+            given = np.rint(given)
         _check_cast(tensor, given)
     return np.ascontiguousarray(given, tensor.dtype)
 
@@ -351,8 +353,8 @@ def _check_cast(tensor: Tensor, given: Array) -> None:
         raise ValueError(f"output {tensor.name}: {given.dtype} is no number for {tensor.triton_type}")
     if tensor.dtype.kind in "iu" and given.dtype.kind in "iuf" and given.size:
         bounds = np.iinfo(tensor.dtype)
-        # What is cut off at the point may reach beyond the bounds. A NaN is not within them either.
-        if not (given.min() > bounds.min - 1.0 and given.max() < bounds.max + 1.0):
+        # A NaN is not within them either.
+        if not (given.min() >= bounds.min and given.max() <= bounds.max):
             raise ValueError(f"output {tensor.name}: {given.min()} to {given.max()} is beyond {tensor.triton_type}")
 
 
@@ -370,7 +372,7 @@ def is_status(text: Any) -> bool:
     except (AttributeError, UnicodeDecodeError):
         return False
     reason, colon, _ = told.partition(": ")
-    return len(told) <= STATUS_LENGTH and bool(reason and colon) and _MORE.search(told) is None
+    return len(told) <= STATUS_LENGTH and bool(WORD.fullmatch(reason) and colon) and _MORE.search(told) is None
 
 
 def _item(value: Any) -> Any:

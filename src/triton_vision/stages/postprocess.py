@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from triton_vision.labels import read_labels
 from triton_vision.stages.config import StageConfig
 from triton_vision.stages.errors import ConfigError, InvalidRequest, StageError, shown
 from triton_vision.stages.kit import BatchStage, Parameters
@@ -29,13 +30,10 @@ class Postprocess(BatchStage):
         if order != tuple(wanted):
             raise ConfigError(f"output: {', '.join(order)} must be in the order {', '.join(wanted)}")
         file = config.text("labels", "labels.txt")
-        path = config.folder / file
         try:
-            labels = path.read_text(encoding="utf-8").rstrip("\n").split("\n")
-        except (OSError, UnicodeDecodeError):
-            raise ConfigError(
-                f"parameters labels: {file} cannot be read as UTF-8 text in the model's directory"
-            ) from None
+            labels = read_labels(config.folder / file)
+        except ValueError as error:
+            raise ConfigError(f"parameters labels: {file}, beside config.pbtxt, {error}") from None
         self.classes = logits.dims[0] if logits.dims[0] > 0 else len(labels)
         if len(labels) != self.classes:
             raise ConfigError(f"parameters labels: {file} has {len(labels)} lines, and LOGITS {self.classes} classes")

@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 from tests.conftest import encoded, jpeg, noise
-from triton_vision.stages import ImageRefused
+from triton_vision.stages import ImageRefused, read_pixels
 from triton_vision.stages.decode import decode, sniff
 from triton_vision.stages.limits import Limits
 
@@ -259,3 +259,38 @@ def test_mutated_files_are_served_or_refused_as_pillow_does(kind: str) -> None:
         except ImageRefused:
             served = None
         assert (served is None) == (expected is None), (kind, seed)
+
+
+def chunk(kind: bytes, body: bytes, checksum: int | None = None) -> bytes:
+    checksum = zlib.crc32(kind + body) if checksum is None else checksum
+    return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", checksum)
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [
+        chunk(b"iCCP", b"sRGB\0\0" + zlib.compress(bytes(100)), 1),
+        chunk(b"iCCP", b"sRGB\0\0" + zlib.compress(bytes(5_000_000))),
+        chunk(b"zTXt", b"key\0\0" + zlib.compress(bytes(2_000_000))),
+        chunk(b"iTXt", b"key\0\1\0\0\0" + zlib.compress(bytes(2_000_000))),
+        chunk(b"tEXt", b"key\0value", 1),
+        chunk(b"pHYs", b"x"),
+        chunk(b"eXIf", b"x", 1),
+    ],
+)
+def test_a_png_with_a_damaged_extra_is_decoded_without_it(extra: bytes) -> None:
+    image = encoded(noise(1), "PNG")
+    np.testing.assert_array_equal(read_pixels(image[:33] + extra + image[33:]), read_pixels(image))
+
+
+def test_what_a_png_s_pixels_need_is_not_left_out() -> None:
+    upright, exif = noise(1), Image.Exif()
+    exif[0x0112] = 6
+    turned = encoded(upright, "PNG", exif=exif)
+    odd = turned[:33] + chunk(b"tEXt", b"key\0value", 1) + turned[33:]
+    np.testing.assert_array_equal(read_pixels(odd), read_pixels(turned))
+    assert not np.array_equal(read_pixels(odd), read_pixels(encoded(upright, "PNG")))
+    broken = bytearray(odd)
+    broken[-20] ^= 1
+    with pytest.raises(ImageRefused, match="corrupt"):
+        read_pixels(bytes(broken))

@@ -188,7 +188,7 @@ def test_an_item_that_does_not_fit_its_output_is_a_defect(value: Any) -> None:
     config = (NUMBERS % ("", "")).replace('"OUT" data_type: TYPE_FP32', '"OUT" data_type: TYPE_UINT8')
     bad, good = StageRunner(Item, config).execute([numbers(1), numbers(0)])
     assert bad.code == "INTERNAL"
-    assert good.outputs["OUT"].tolist() == [[7]]
+    assert good.outputs["OUT"].tolist() == [[8]]
 
 
 def test_masked_rows_of_strings_are_empty() -> None:
@@ -361,11 +361,44 @@ def test_a_wrong_top_k(post: Any, value: object) -> None:
 
 
 def test_labels_are_checked_at_load(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="parameters labels"):
+    file = tmp_path / "labels.txt"
+    with pytest.raises(ConfigError, match=r"labels: labels\.txt, beside config\.pbtxt, does not exist"):
         StageRunner(Postprocess, POSTPROCESS, tmp_path)
-    (tmp_path / "labels.txt").write_text("one\ntwo\n")
+    file.write_bytes(b"one\ntw\xff\n")
+    with pytest.raises(ConfigError, match="is not UTF-8 text: see byte 6"):
+        StageRunner(Postprocess, POSTPROCESS, tmp_path)
+    file.write_text("one\ntwo\n")
     with pytest.raises(ConfigError, match="2 lines, and LOGITS 4 classes"):
         StageRunner(Postprocess, POSTPROCESS, tmp_path)
+
+
+def test_a_byte_order_mark_is_no_part_of_the_first_label(tmp_path: Path) -> None:
+    (tmp_path / "labels.txt").write_bytes("\ufeffant\r\nbée\r\ncat\r\ndog\r\n".encode())
+    (answer,) = StageRunner(Postprocess, POSTPROCESS, tmp_path).execute([logits([3, 2, 1, 0])])
+    assert answer.outputs["LABELS"].tolist() == [[b"ant", "bée".encode(), b"cat", b"dog"]]
+
+
+class Shifted(ItemStage):
+    def process(self, number: Any) -> Any:
+        return number + 0.6
+
+
+class Wordy(ItemStage):
+    def process(self, number: Any) -> Any:
+        raise ImageRefused("too blurry", f"by {number}")
+
+
+def test_fractions_are_rounded_where_whole_numbers_are_declared() -> None:
+    whole = (NUMBERS % ("", "")).replace('"OUT" data_type: TYPE_FP32', '"OUT" data_type: TYPE_INT32')
+    (answer,) = StageRunner(Shifted, whole).execute([numbers(1, -3)])
+    assert answer.outputs["OUT"].tolist() == [[2], [-2]]
+
+
+def test_a_reason_that_is_no_single_word_is_its_author_s_mistake() -> None:
+    runner = StageRunner(Wordy, WITH_STATUS)
+    (answer,) = runner.execute([numbers(1, status=[b""], on_bad_image="mask")])
+    assert answer.code == "INTERNAL"
+    assert "'too blurry' must be one word" in runner.adapter.utils.Logger.lines[0][1]
 
 
 def test_cores_of_a_container(tmp_path: Path) -> None:
