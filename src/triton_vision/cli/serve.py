@@ -167,6 +167,8 @@ def run(args: argparse.Namespace) -> int:
         assert server.selection is not None
         for name, why in server.selection.left_out.items():
             say(f"left out: {name}: {why}{_mend(name, why, args.repository)}")
+        for doubt in server.selection.doubts:
+            say(f"warning: {doubt}")
         for name in server.selection.meaningless:
             which = ", ".join([name, *server.selection.ensembles_over(name)])
             say(f"warning: {which}: made from random weights, so the answers mean nothing")

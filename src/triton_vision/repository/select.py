@@ -21,6 +21,8 @@ class Selection:
         left_out: model name -> why.
         meaningless: the models whose weights are random, so that their answers mean nothing.
         unvouched: the models with artifacts of which no valid sidecar says where their weights come from.
+        doubts: a sentence for each variant that was passed over for what is wrong with its artifact, and for each model
+            whose artifacts were made from different weights.
     """
 
     config_name: str | None
@@ -28,6 +30,7 @@ class Selection:
     left_out: dict[str, str] = field(default_factory=dict)
     meaningless: tuple[str, ...] = ()
     unvouched: tuple[str, ...] = ()
+    doubts: tuple[str, ...] = ()
 
     def image_ensembles(self) -> list[str]:
         """The names of the served ensembles that take one encoded image."""
@@ -94,9 +97,10 @@ def select(
             return refused[model.name]
         return _reason_to_leave_out(model, backends)
 
+    doubts: list[str] = []
     if not config_name:
         candidates = {name: read(name) for name in variant.ON_GPU}
-        config_name = variant.pick(candidates, reason, gpu=gpu, tensorrt="tensorrt" in backends)
+        config_name, doubts = variant.pick(candidates, reason, gpu=gpu, tensorrt="tensorrt" in backends)
     models = read(config_name)
     left_out = {model.name: why for model in models.values() if (why := reason(model))}
     _leave_out_ensembles(models, left_out)
@@ -104,6 +108,7 @@ def select(
     if not served:
         reasons = "; ".join(f"{name} {why}" for name, why in left_out.items())
         raise RepositoryError(f"nothing in {repository} can be served: {reasons}")
+    doubts += [f"{name}: {why}" for name, model in served.items() if (why := sidecar.disagreement(model))]
     origins = {name: origin for name, model in served.items() if (origin := sidecar.weights(model))}
     return Selection(
         config_name,
@@ -111,6 +116,7 @@ def select(
         left_out,
         meaningless=tuple(name for name, origin in origins.items() if origin == "random"),
         unvouched=tuple(name for name, origin in origins.items() if origin == sidecar.UNKNOWN),
+        doubts=tuple(doubts),
     )
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from tritonclient.grpc import model_config_pb2
 
-from triton_vision.repository.model import Model
+from triton_vision.repository.model import Model, variants
 
 SUFFIX = ".json"
 UNKNOWN = "unknown"
@@ -70,13 +70,29 @@ def problem(model: Model) -> str:
     return ""
 
 
+def disagreement(model: Model) -> str:
+    """That the artifacts of the model's variants were made from different weights; empty if they were not."""
+    made: dict[str, str] = {}
+    for version in model.served_versions():
+        folders = [version] if model.beside is None else [version, model.beside / version.name]
+        for file in (file for folder in folders for file in sorted(folder.glob(f"*{SUFFIX}"))):
+            source = read(file.with_suffix("")).get("weights_sha256")
+            if source:
+                made.setdefault(str(source), f"{version.name}/{file.stem}")
+    return (
+        ""
+        if len(made) < 2
+        else f"{' and '.join(made.values())} were made from different weights: make one of them again"
+    )
+
+
 def weights(model: Model) -> str:
     """The kind of weights that the sidecars of the model's artifacts state.
 
-    ``unknown`` without a valid one, where the configuration names the artifacts in a parameter, as the suite's do;
-    empty for other models.
+    ``unknown`` without a valid one, where the model has variants or names its artifacts in a parameter, as the suite's
+    do; empty for other models.
     """
-    named = set(model.extra_artifacts())
+    named = set(model.wanted_artifacts() if variants(model.path) else model.extra_artifacts()) - {"model.py"}
     kinds = set()
     for version in model.served_versions():
         for name in model.wanted_artifacts():

@@ -15,8 +15,8 @@ ON_CPU: tuple[str | None, ...] = ("onnxruntime", "libtorch", EMBEDDED)
 
 def pick(
     candidates: Mapping[str | None, Mapping[str, Model]], reason: Callable[[Model], str], *, gpu: bool, tensorrt: bool
-) -> str | None:
-    """The variant to serve.
+) -> tuple[str | None, list[str]]:
+    """The variant to serve, and a sentence for each better one whose artifacts are there and cannot be used.
 
     Args:
         candidates: each variant's name -> the repository's models as that variant reads them.
@@ -28,12 +28,18 @@ def pick(
         The first whose own models, those with a configuration of that name, can all be served. If there is none:
         TensorRT where server and machine are made for it, else ``embedded``, so that what is missing is named.
     """
+    passed: list[str] = []
     for name in ON_GPU if gpu else ON_CPU:
         models = candidates.get(name, {})
         own = [model for model in models.values() if _is_own(model, name)]
-        if own and not any(reason(model) for model in own):
-            return name
-    return None if gpu and tensorrt else EMBEDDED
+        faults = {model.name: why for model in own if (why := reason(model))}
+        if own and not faults:
+            return name, passed
+        if own and not any(model.missing_artifacts() for model in own):
+            passed += [
+                f"{model}: passed over the variant {name or 'of config.pbtxt'}: {why}" for model, why in faults.items()
+            ]
+    return (None if gpu and tensorrt else EMBEDDED), passed
 
 
 def _is_own(model: Model, name: str | None) -> bool:

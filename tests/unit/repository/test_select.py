@@ -192,6 +192,34 @@ def test_the_variant_that_server_machine_and_artifacts_can_run(
     assert "resnet50_trt" in selection.served
 
 
+def test_a_variant_is_not_passed_over_in_silence(tmp_path: Path) -> None:
+    folder = core(tmp_path, "model.onnx", "model.pt")
+    (folder / "1" / "model.onnx").write_text("damaged")
+    selection = chosen(tmp_path, ALL)
+    assert selection.config_name == "libtorch"
+    (doubt,) = selection.doubts
+    assert doubt.startswith("resnet50_trt: passed over the variant onnxruntime: 1/model.onnx is not the file")
+    # What is simply not there needs no word.
+    (folder / "1" / "model.onnx").unlink()
+    assert chosen(tmp_path, ALL).doubts == ()
+
+
+def test_artifacts_of_different_weights_are_told(tmp_path: Path) -> None:
+    folder = core(tmp_path, "model.onnx", "model.pt")
+    for name in ("onnx", "pt"):
+        sidecar = folder / "1" / f"model.{name}.json"
+        sidecar.write_text(json.dumps(json.loads(sidecar.read_text()) | {"weights_sha256": name}))
+    (doubt,) = chosen(tmp_path, ALL).doubts
+    assert doubt == "resnet50_trt: 1/model.onnx and 1/model.pt were made from different weights: make one of them again"
+
+
+@pytest.mark.parametrize("backends", [ALL, PYTHON])
+def test_an_artifact_without_a_sidecar_is_told_under_every_variant(tmp_path: Path, backends: frozenset[str]) -> None:
+    folder = core(tmp_path, "model.onnx")
+    (folder / "1" / "model.onnx.json").unlink()
+    assert chosen(tmp_path, backends).unvouched == ("resnet50_trt",)
+
+
 def test_without_artifacts_the_machine_s_own_variant_says_what_is_missing(tmp_path: Path) -> None:
     core(tmp_path)
     model(tmp_path, "other", 'backend: "python"', "1/model.py")
