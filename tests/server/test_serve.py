@@ -318,6 +318,29 @@ def test_a_model_that_does_not_load_is_named_with_its_reason(serve: Callable[...
     assert not regions("tv_test_broken_")
 
 
+def test_a_broken_model_takes_down_its_own_pipeline_only(serve: Callable[..., Serve], echo: Path) -> None:
+    shutil.copytree(echo / "echo", echo / "bad")
+    (echo / "bad" / "broken").touch()
+    config = echo / "bad" / "config.pbtxt"
+    config.write_text(config.read_text().replace('"echo"', '"bad"'))
+    options = ("--log-level", "error")
+    one = serve(echo, *options, "--require", "echo")
+    assert one.until_ready().startswith("ready: 1 of 2 pipelines: echo | gRPC ")
+    one.process.terminate()
+    _, error = one.process.communicate(timeout=60)
+    complaints = [line for line in error.splitlines() if line.startswith("error: ")]
+    assert len(complaints) == 1
+    assert complaints[0].startswith("error: bad does not load: ")
+    for choice, words in (
+        (("--strict",), "bad does not load"),
+        (("--require", "bad"), "bad, which --require names, does"),
+    ):
+        one = serve(echo, *options, *choice)
+        _, error = one.process.communicate(timeout=60)
+        assert one.process.returncode == 2
+        assert words in error.strip().splitlines()[-1]
+
+
 def test_a_model_whose_process_dies_while_loading_is_named(serve: Callable[..., Serve], echo: Path) -> None:
     (echo / "echo" / "1" / "model.py").write_text("import os, time\ntime.sleep(1)\nos._exit(3)\n")
     one = serve(echo)

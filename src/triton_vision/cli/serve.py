@@ -7,7 +7,7 @@ import os
 import shlex
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import TYPE_CHECKING
 
@@ -15,6 +15,7 @@ from triton_vision.cli.output import say
 from triton_vision.cli.paths import add_repository_option, find_repository
 
 if TYPE_CHECKING:
+    from triton_vision.repository import Selection
     from triton_vision.server import TritonServer
     from triton_vision.server.security import Security
 
@@ -42,6 +43,18 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "--config-name",
         metavar="NAME",
         help="the core variant, configs/NAME.pbtxt in a model's directory; by default the one for this machine",
+    )
+    parser.add_argument(
+        "--strict",
+        action="store_true",
+        help="end with exit code 2 where a model is left out or does not load, instead of serving the others",
+    )
+    parser.add_argument(
+        "--require",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="end with exit code 2 unless this model or ensemble is served; may be repeated",
     )
     parser.add_argument(
         "--artifacts",
@@ -155,6 +168,7 @@ def run(args: argparse.Namespace) -> int:
         log_level=args.log_level,
         log=errors,
         shm_prefix=args.shm_prefix,
+        strict=args.strict,
     )
     signals.then(server.request_stop)
     try:
@@ -167,6 +181,8 @@ def run(args: argparse.Namespace) -> int:
         assert server.selection is not None
         for name, why in server.selection.left_out.items():
             say(f"left out: {name}: {why}{_mend(name, why, args.repository)}")
+        _insist(server.selection, args.require, strict=args.strict)
+        chosen = server.selection
         for doubt in server.selection.doubts:
             say(f"warning: {doubt}")
         for name in server.selection.meaningless:
@@ -195,12 +211,20 @@ def run(args: argparse.Namespace) -> int:
                     "of this machine can read (ps), since tracing one's own processes is forbidden here "
                     "(docs/security.md)"
                 )
+            for line in _broken(server, chosen):
+                errors.put(f"{line}\n")
+            _insist(server.selection, args.require)
             output.put(_ready_line(server))
 
             def tell(line: str) -> None:
                 (errors if line.startswith("error:") else output).put(f"{line}\n")
 
-            server.wait(tell, lambda: output.put(_ready_line(server)))
+            def again() -> None:
+                for line in _broken(server, chosen):
+                    tell(line)
+                output.put(_ready_line(server))
+
+            server.wait(tell, again)
     except (RepositoryError, ServerError) as error:
         if signals.asked:
             return 0  # it was told to end before it was ready
@@ -212,11 +236,36 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
+def _insist(selection: Selection, required: Sequence[str], *, strict: bool = False) -> None:
+    """Raises RepositoryError where something is not served that has to be."""
+    from triton_vision.repository import RepositoryError
+
+    for name in required:
+        if name not in selection.served:
+            raise RepositoryError(
+                f"{name}, which --require names, {selection.left_out.get(name, 'is not in the repository')}"
+            )
+    if strict and selection.left_out:
+        raise RepositoryError(f"--strict: left out: {', '.join(selection.left_out)}")
+
+
+def _broken(server: TritonServer, chosen: Selection) -> list[str]:
+    """A line for each model that turned out to be broken, and for what is left out with it."""
+    assert server.selection is not None
+    gone = {name: why for name, why in server.selection.left_out.items() if name not in chosen.left_out}
+    return [
+        f"left out: {name}: {why}" if why.startswith("chains ") else f"error: {name} {why}"
+        for name, why in gone.items()
+    ]
+
+
 def _ready_line(server: TritonServer) -> str:
     assert server.selection is not None
     variant = server.selection.config_name
+    served, there = server.selection.served_pipelines(), server.selection.pipelines
     return (
-        f"ready: gRPC {server.grpc_address}, HTTP {server.http_address or 'off'}, "
+        f"ready: {len(served)} of {len(there)} pipeline{'s' * (len(there) != 1)}: {', '.join(served)} | "
+        f"gRPC {server.grpc_address}, HTTP {server.http_address or 'off'}, "
         f"metrics {server.metrics_address or 'off'} | models: {', '.join(server.selection.served)}"
         + (f" | variant: {variant}" if variant else "")
         + "\n"

@@ -82,7 +82,10 @@ class Model:
 
     def version_folders(self) -> list[Path]:
         """The numbered directories, lowest first."""
-        folders = [entry for entry in self.path.iterdir() if entry.name.isdecimal() and entry.is_dir()]
+        try:
+            folders = [entry for entry in self.path.iterdir() if entry.name.isdecimal() and entry.is_dir()]
+        except OSError:  # as ``read_model`` has noted
+            return []
         return sorted((folder for folder in folders if int(folder.name) > 0), key=lambda folder: int(folder.name))
 
     def served_versions(self) -> list[Path]:
@@ -167,6 +170,10 @@ def read_model(path: Path, config_name: str | None, artifacts: Path | None = Non
     """
     beside = artifacts / path.name if artifacts is not None else None
     file = f"configs/{config_name}.pbtxt" if config_name else "config.pbtxt"
+    try:
+        next(path.iterdir(), None)
+    except OSError as error:
+        return Model(path, None, "", problem=f"cannot be read: {error.strerror}", beside=beside)
     if not (path / file).is_file():
         file = "config.pbtxt"
     if not (path / file).is_file():

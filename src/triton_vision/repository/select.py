@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from triton_vision.repository import sidecar, variant
-from triton_vision.repository.model import Model, RepositoryError, read_model
+from triton_vision.repository.model import Model, RepositoryError, read_model, variants
 
 
 @dataclass(frozen=True)
@@ -21,6 +21,7 @@ class Selection:
         left_out: model name -> why.
         meaningless: the models whose weights are random, so that their answers mean nothing.
         unvouched: the models with artifacts of which no valid sidecar says where their weights come from.
+        pipelines: what callers ask, served or not: the ensembles that no other chains, or without any all models.
         doubts: a sentence for each variant that was passed over for what is wrong with its artifact, and for each model
             whose artifacts were made from different weights.
     """
@@ -30,7 +31,23 @@ class Selection:
     left_out: dict[str, str] = field(default_factory=dict)
     meaningless: tuple[str, ...] = ()
     unvouched: tuple[str, ...] = ()
+    pipelines: tuple[str, ...] = ()
     doubts: tuple[str, ...] = ()
+
+    def served_pipelines(self) -> list[str]:
+        """The names of the pipelines that are served."""
+        return [name for name in self.pipelines if name in self.served]
+
+    def without(self, broken: Mapping[str, str]) -> Selection:
+        """The same without those models and what chains them.
+
+        Args:
+            broken: model name -> why it cannot be served.
+        """
+        gone = dict(broken)
+        _leave_out_ensembles(self.served, gone)
+        served = {name: model for name, model in self.served.items() if name not in gone}
+        return replace(self, served=served, left_out={**self.left_out, **gone})
 
     def image_ensembles(self) -> list[str]:
         """The names of the served ensembles that take one encoded image."""
@@ -82,8 +99,8 @@ def select(
         raise RepositoryError(
             f"{config_name!r} is no variant's name: it names configs/NAME.pbtxt in a model's directory"
         )
-    if config_name and not any((folder / "configs" / f"{config_name}.pbtxt").is_file() for folder in folders):
-        known = sorted({file.stem for folder in folders for file in folder.glob("configs/*.pbtxt")})
+    known = sorted({name for folder in folders for name in variants(folder)})
+    if config_name and config_name not in known:
         raise RepositoryError(
             f"no model in {repository} has a configs/{config_name}.pbtxt; "
             + (f"there are: {', '.join(known)}" if known else "none has any variant")
@@ -116,8 +133,15 @@ def select(
         left_out,
         meaningless=tuple(name for name, origin in origins.items() if origin == "random"),
         unvouched=tuple(name for name, origin in origins.items() if origin == sidecar.UNKNOWN),
+        pipelines=_pipelines(models),
         doubts=tuple(doubts),
     )
+
+
+def _pipelines(models: Mapping[str, Model]) -> tuple[str, ...]:
+    chained = {step for model in models.values() for step in model.steps()}
+    ensembles = tuple(name for name, model in models.items() if model.is_ensemble and name not in chained)
+    return ensembles or tuple(models)
 
 
 def _reason_to_leave_out(model: Model, backends: frozenset[str]) -> str:
@@ -133,8 +157,12 @@ def _reason(model: Model, backends: frozenset[str]) -> str:
     backend = model.backend
     if not backend and model.config is None and not model.version_folders():
         return "is no model: it has neither a config.pbtxt nor a version directory"
+    if not backend and model.config is None:
+        return "is no model: it has no config.pbtxt, and no file that Triton would know by its name"
     if backend not in ("ensemble", "", *backends):
         return f"needs the backend {backend!r}, which this server does not have"
+    if model.config is not None and model.config.name not in ("", model.name):
+        return f"is called {model.config.name!r} by its {model.config_file}: rename one of the two"
     missing = model.missing_artifacts()
     return f"has no {' and no '.join(missing)}" if missing else sidecar.problem(model)
 

@@ -3,7 +3,7 @@
 ServerError
 ├── SetupError          this machine or environment lacks something; the message names the mend
 ├── ServerStartError    tritonserver ended, or never became ready
-└── ModelLoadError      tritonserver runs, but a model of the repository does not load
+└── ModelLoadError      tritonserver runs, but a model of the repository does not load, or does not answer
 """
 
 from __future__ import annotations
@@ -22,12 +22,14 @@ class ServerStartError(ServerError):
 
 
 class ModelLoadError(ServerError):
-    """One or more models did not load.
+    """One or more models did not load, or did not answer their first photo.
 
     Attributes:
         reasons: model name -> why, as Triton reports it, without stack traces.
+        sentences: model name -> what it does not do and why, to be read behind its name.
     """
 
-    def __init__(self, reasons: dict[str, str]) -> None:
+    def __init__(self, reasons: dict[str, str], what: str = "does not load") -> None:
         self.reasons = reasons
-        super().__init__("; ".join(f"{name} does not load: {why}" for name, why in sorted(reasons.items())))
+        self.sentences = {name: f"{what}: {why}" for name, why in sorted(reasons.items())}
+        super().__init__("; ".join(f"{name} {sentence}" for name, sentence in self.sentences.items()))

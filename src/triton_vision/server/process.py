@@ -63,6 +63,8 @@ class TritonServer:
         options: further tritonserver options, as on its command line.
         start_timeout: seconds until all models must be ready.
         warm: whether each image ensemble is sent one image before the server counts as ready.
+        strict: whether one model that does not load, or one ensemble that does not answer, ends the start. Otherwise it
+            is left out, with what chains it, as long as a pipeline remains.
     """
 
     def __init__(
@@ -83,6 +85,7 @@ class TritonServer:
         options: Sequence[str] = (),
         start_timeout: float = 300.0,
         warm: bool = True,
+        strict: bool = False,
     ) -> None:
         self.repository = Path(repository)
         self.artifacts = Path(artifacts) if artifacts is not None else None
@@ -97,11 +100,14 @@ class TritonServer:
         self._options = list(options)
         self._start_timeout = start_timeout
         self._warm = warm
+        self._strict = strict
         self.stop_requested = threading.Event()
         self._child: Child | None = None
         self._run: RunDir | None = None
         self._pace: Pace | None = None
         self._installation: Installation | None = None
+        # What was chosen, and what of it has turned out to work.
+        self._chosen: Selection | None = None
         self.selection: Selection | None = None
         # Where callers on this machine reach it; empty for what is off.
         self.http_address = self.grpc_address = self.metrics_address = ""
@@ -127,7 +133,7 @@ class TritonServer:
         backends, gpu, refused = frozenset(self._installation.backends), has_gpu(), {}
         if gpu and self._config_name is None and "tensorrt" in backends and self.repository.is_dir():
             refused = ensure_plans(self.repository, self.artifacts, self.stop_requested, say or _silent, build=build)
-        self.selection = select(
+        self._chosen = self.selection = select(
             self.repository, self._config_name, backends=backends, gpu=gpu, artifacts=self.artifacts, refused=refused
         )
 
@@ -188,13 +194,28 @@ class TritonServer:
     def start(self) -> TritonServer:
         """Starts the server and waits until it serves.
 
+        A model that turns out to be broken takes down its own pipeline only: Triton is started again without it.
+
         Raises:
             SetupError, RepositoryError: before anything is started.
             ServerStartError, ModelLoadError: after; the server has been ended again.
         """
-        if self.selection is None:
+        if self._chosen is None:
             self.prepare()
-        assert self.selection is not None
+        self.selection = self._chosen
+        while True:
+            assert self.selection is not None
+            try:
+                self._start(self.selection)
+            except ModelLoadError as error:
+                rest = self.selection.without(error.sentences)
+                if self._strict or not rest.served_pipelines():
+                    raise
+                self.selection = rest
+            else:
+                return self
+
+    def _start(self, selection: Selection) -> None:
         assert self._installation is not None
         hosts, security = self.security.hosts(self.host), self.security
         # An endpoint that serves nobody takes nobody's port.
@@ -209,18 +230,17 @@ class TritonServer:
         self._run = RunDir(prefix)
         began = time.monotonic()
         try:
-            self._pace = Pace(chains(self.selection.served), self._run.path)
+            self._pace = Pace(chains(selection.served), self._run.path)
             self._child = self._spawn(self._installation, ports, self._run)
             self.tokens_hidden = self._child.hidden
-            self._wait_ready(self._child)
+            self._wait_ready(self._child, selection)
             if self._warm:
-                self._send_one_image(self.selection)
+                self._send_one_image(selection)
             self._pace.start(self.metrics_address)
             self.start_took = time.monotonic() - began
         except BaseException:
             self.stop()
             raise
-        return self
 
     def _spawn(self, installation: Installation, ports: dict[str, int], run: RunDir) -> Child:
         command = self.command(run.path, ports, run.prefix)
@@ -236,7 +256,7 @@ class TritonServer:
         put = self._log.put if self._log is not None else None
         return Child(command, self.security.secrets(), environment, run, put)
 
-    def _wait_ready(self, child: Child) -> None:
+    def _wait_ready(self, child: Child, selection: Selection) -> None:
         """Waits until Triton answers, then asks it which models are ready.
 
         Triton opens its ports when every model has been loaded or has failed.
@@ -257,7 +277,11 @@ class TritonServer:
         if self.security.tls is not None:
             self.security.tls.seen_at(self.grpc_address)
         if broken:
-            known = {name: why or child.log.error_about(name) for name, why in broken.items()}
+            # An ensemble over a broken model fails for that alone.
+            causes = {
+                name: why for name, why in broken.items() if not any(step in broken for step in _steps(selection, name))
+            }
+            known = {name: why or child.log.error_about(name) for name, why in (causes or broken).items()}
             # What only fails because another model does, has no reason of its own to tell.
             told = {name: why for name, why in known.items() if why}
             raise ModelLoadError(told or dict.fromkeys(broken, "Triton gives no reason"))
@@ -364,6 +388,10 @@ class TritonServer:
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.stop()
+
+
+def _steps(selection: Selection, name: str) -> list[str]:
+    return selection.served[name].steps() if name in selection.served else []
 
 
 def _silent(line: str) -> None:

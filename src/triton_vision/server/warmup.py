@@ -83,7 +83,7 @@ def insist(
         status, message = ask(photo, max(0.1, began + timeout - time.monotonic()))
         found = verdict(status, message)
         if found in ("closed", "broken"):
-            raise ModelLoadError({ensemble: f"it loads but does not answer a photo: {message or f'HTTP {status}'}"})
+            raise ModelLoadError({ensemble: message or f"HTTP {status}"}, "does not answer a photo")
         if found != "busy" or time.monotonic() - began > min(INSIST_S, timeout):
             return
         time.sleep(PAUSE_S)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -316,6 +317,39 @@ def test_what_may_not_be_read_is_said(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(Path, "iterdir", closed)
     with pytest.raises(RepositoryError, match=r"cannot be read \(Permission denied\)"):
         chosen(tmp_path / "r", ALL)
+
+
+def test_strays_are_left_out_with_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model(tmp_path, "good", 'backend: "python"', "1/model.py")
+    model(tmp_path, "good.bak", 'name: "good" backend: "python"', "1/model.py")
+    model(tmp_path, "old_experiments", None, "1/notes.txt")
+    model(tmp_path, "lost+found", None)
+    iterdir = Path.iterdir
+
+    def closed(self: Path) -> Iterator[Path]:
+        if self.name == "lost+found":
+            raise PermissionError(13, "Permission denied", str(self))
+        return iterdir(self)
+
+    monkeypatch.setattr(Path, "iterdir", closed)  # the tests may run as root
+    selection = chosen(tmp_path)
+    assert list(selection.served) == ["good"]
+    assert selection.left_out == {
+        "good.bak": "is called 'good' by its config.pbtxt: rename one of the two",
+        "lost+found": "cannot be read: Permission denied",
+        "old_experiments": "is no model: it has no config.pbtxt, and no file that Triton would know by its name",
+    }
+
+
+def test_what_is_found_broken_takes_down_its_own_pipeline(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        model(tmp_path, f"core_{name}", 'backend: "python"', "1/model.py")
+        model(tmp_path, name, ensemble(f"core_{name}"))
+    selection = chosen(tmp_path)
+    assert selection.pipelines == ("one", "two")
+    rest = selection.without({"core_two": "does not load: why"})
+    assert (rest.served_pipelines(), sorted(rest.served)) == (["one"], ["core_one", "one"])
+    assert rest.left_out == {"core_two": "does not load: why", "two": "chains core_two, which is left out"}
 
 
 def test_links_hold_just_what_is_served(tmp_path: Path) -> None:
