@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 from pathlib import Path
 
+from triton_vision.cgroup import CGROUPS, OWN, limit_files
 
-def visible_cores(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
-    """The cores that the scheduler's affinity mask and the cgroup's CPU quota leave; at least 1.
+
+def visible_cores(cgroups: Path = CGROUPS, own: Path = OWN) -> int:
+    """The cores that the scheduler's affinity mask and the control groups' CPU quotas leave; at least 1.
 
     A quota (``cpu.max`` in cgroup v2, ``cpu.cfs_quota_us`` in v1) is rounded up.
     """
     cores = len(os.sched_getaffinity(0))
-    quota = _quota(cgroup)
-    return max(1, min(cores, math.ceil(quota)) if quota else cores)
+    return max(1, math.ceil(min(cores, _quota(cgroups, own))))
 
 
 def threads_of(cores: int, instances: int) -> int:
@@ -22,14 +24,15 @@ def threads_of(cores: int, instances: int) -> int:
     return max(1, -(-cores // max(1, instances)))
 
 
-def _quota(cgroup: Path) -> float | None:
-    try:
-        limit, period = (cgroup / "cpu.max").read_text().split()
-        return None if limit == "max" else int(limit) / int(period)
-    except (OSError, ValueError):
-        pass
-    try:
-        quota = int((cgroup / "cpu" / "cpu.cfs_quota_us").read_text())
-        return quota / int((cgroup / "cpu" / "cpu.cfs_period_us").read_text()) if quota > 0 else None
-    except (OSError, ValueError):
-        return None
+def _quota(cgroups: Path, own: Path) -> float:
+    """The lowest quota in cores; infinite without one."""
+    lowest = math.inf
+    for unified, file in limit_files("cpu", "cpu.max", "cpu.cfs_quota_us", cgroups, own):
+        with contextlib.suppress(OSError, ValueError):
+            if unified:
+                quota, period = file.read_text().split()
+            else:
+                quota, period = file.read_text(), file.with_name("cpu.cfs_period_us").read_text()
+            if int(quota) > 0:
+                lowest = min(lowest, int(quota) / int(period))
+    return lowest

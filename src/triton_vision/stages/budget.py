@@ -16,12 +16,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from triton_vision import run
+from triton_vision.cgroup import CGROUPS, OWN, limit_files
 
 UNIT = 16 * 1024 * 1024
 # Of the machine's memory, or of what the control group leaves; the rest is for the server and its stages.
 SHARE = 4
 POLL_S = 0.02
-V1_LIMIT = "memory.limit_in_bytes"
 
 
 class MemoryBudget:
@@ -98,22 +98,10 @@ def _units(size: float) -> int:
     return max(1, -(-int(size) // UNIT))
 
 
-def default_budget(
-    cgroups: Path = Path("/sys/fs/cgroup"),
-    memory: Path = Path("/proc/meminfo"),
-    own: Path = Path("/proc/self/cgroup"),
-) -> int:
-    """A SHARE-th of the memory that this process may use: its control group's limit, or the machine's."""
+def default_budget(cgroups: Path = CGROUPS, memory: Path = Path("/proc/meminfo"), own: Path = OWN) -> int:
+    """A SHARE-th of the memory that this process may use: its control groups' limit, or the machine's."""
     total = 1024 * int(memory.read_text().split("MemTotal:")[1].split()[0])
-    with contextlib.suppress(OSError):
-        for line in own.read_text().splitlines():
-            _, controllers, path = line.split(":", 2)
-            # In a container the group's own directory may be mounted where the root's would be.
-            for group in ("", path.lstrip("/")):
-                # The unified hierarchy names no controllers.
-                file = {"": cgroups / group / "memory.max", "memory": cgroups / "memory" / group / V1_LIMIT}.get(
-                    controllers
-                )
-                with contextlib.suppress(OSError, ValueError):
-                    total = total if file is None else min(total, int(file.read_text()))
+    for _, file in limit_files("memory", "memory.max", "memory.limit_in_bytes", cgroups, own):
+        with contextlib.suppress(OSError, ValueError):
+            total = min(total, int(file.read_text()))
     return total // SHARE

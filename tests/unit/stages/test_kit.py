@@ -403,6 +403,20 @@ def test_a_reason_that_is_no_single_word_is_its_author_s_mistake() -> None:
 
 def test_cores_of_a_container(tmp_path: Path) -> None:
     cores = visible_cores(tmp_path)  # no cgroup files: the affinity mask alone
+    (tmp_path / "own").write_text("0::/user.slice/app.service\n1:cpu,cpuacct:/docker/x\n")
+    group = tmp_path / "user.slice" / "app.service"
+    group.mkdir(parents=True)
+    for folder in (group, group.parent):  # its own, and one around it, as systemd sets them
+        (folder / "cpu.max").write_text("50000 100000\n")
+        assert visible_cores(tmp_path, tmp_path / "own") == 1
+        (folder / "cpu.max").unlink()
+    legacy = tmp_path / "cpu" / "docker" / "x"
+    legacy.mkdir(parents=True)
+    (legacy / "cpu.cfs_quota_us").write_text("-1\n")
+    (legacy / "cpu.cfs_period_us").write_text("100000\n")
+    assert visible_cores(tmp_path, tmp_path / "own") == cores
+    (legacy / "cpu.cfs_quota_us").write_text("100000\n")
+    assert visible_cores(tmp_path, tmp_path / "own") == 1
     (tmp_path / "cpu.max").write_text("50000 100000\n")
     assert visible_cores(tmp_path) == 1
     (tmp_path / "cpu.max").write_text("max 100000\n")
