@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import shlex
 import tempfile
 import threading
@@ -249,6 +250,7 @@ class TritonServer:
             "OMP_NUM_THREADS": str(visible_cores()),
             RUN_VARIABLE: str(run.path),
             **MALLOC,
+            **_home(run.path),
             **installation.environment(run.path),
         }
         for role in self.security.tokens:
@@ -392,6 +394,11 @@ class TritonServer:
 
 def _steps(selection: Selection, name: str) -> list[str]:
     return selection.served[name].steps() if name in selection.served else []
+
+
+def _home(run: Path) -> dict[str, str]:
+    """A home for a user who has none, as OpenShift's have: OpenVINO does not load without."""
+    return {"HOME": str(run)} if os.path.expanduser("~") == "~" else {}
 
 
 def _silent(line: str) -> None:
