@@ -142,8 +142,12 @@ class Model:
             f"{folder.name}/{name}"
             for folder in versions
             for name in wanted
-            if not self.artifact(folder, name).exists()
+            if not self._is_there(self.artifact(folder, name))
         ]
+
+    def _is_there(self, artifact: Path) -> bool:
+        # Some backends take a directory with the graph and its weights; these do not.
+        return artifact.is_file() if self.backend in ("python", "pytorch", "tensorrt") else artifact.exists()
 
     def is_image_ensemble(self) -> bool:
         """Whether it takes one encoded file as ``IMAGE`` and has a ``STATUS`` for it, as the suite's ensembles do."""

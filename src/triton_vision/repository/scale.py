@@ -38,6 +38,9 @@ BATCH_BYTES = 128 * 1024 * 1024
 # Of an encoded image, where the parameter `max_bytes` does not say otherwise (stages.limits).
 IMAGE_BYTES = 32 * 1024 * 1024
 SHM = Path("/dev/shm")
+# ONNX Runtime's own count is the machine's cores, and it pins its threads to them, also to those that this process may
+# not use (parameters of Triton's onnxruntime backend).
+RUNTIME_THREADS = "intra_op_thread_count"
 
 
 @dataclass(frozen=True)
@@ -46,7 +49,7 @@ class Scale:
 
     Attributes:
         instances: processes of the model; 0 where it does not ask for a number.
-        threads: of each of them; None where the configuration sets them itself.
+        threads: of each instance; None where the configuration sets them itself.
         queue_size: requests that may wait; 0 is any number.
         largest_batch: images of several requests in one batch; 0 is as many as the model takes.
     """
@@ -57,8 +60,9 @@ class Scale:
     largest_batch: int = 0
 
     def __str__(self) -> str:
-        threads = "" if self.threads is None else f" of {_count(self.threads, 'thread')}"
-        parts = [f"{_count(self.instances, 'instance')}{threads}"] if self.instances else []
+        threads = "" if self.threads is None else _count(self.threads, "thread")
+        parts = [_count(self.instances, "instance")] if self.instances else []
+        parts = [" of ".join([*parts, threads])] if threads else parts
         parts += [f"{self.queue_size} requests may wait"] if self.queue_size else []
         parts += [f"batches of at most {self.largest_batch}"] if self.largest_batch else []
         return ", ".join(parts)
@@ -76,7 +80,8 @@ def scaled(model: Model, cores: int | None = None, shm: int | None = None) -> tu
     """
     parameters = {} if model.config is None else model.config.parameters
     wanted = {key: parameters[key].string_value.strip() for key in ASKED if key in parameters}
-    if not wanted:
+    runtime = model.config is not None and model.backend == "onnxruntime" and RUNTIME_THREADS not in parameters
+    if not wanted and not runtime:
         return None
     cores = cores or visible_cores()
     config = copy.deepcopy(model.config)
@@ -101,6 +106,9 @@ def scaled(model: Model, cores: int | None = None, shm: int | None = None) -> tu
         else:
             largest = 0
     threads = threads_of(cores, instances) if "instances" in wanted and "threads" not in parameters else None
+    if runtime:
+        threads = threads_of(cores, instances)
+        config.parameters[RUNTIME_THREADS].string_value = str(threads)
     scale = Scale(instances if "instances" in wanted else 0, threads, queue.max_queue_size, largest)
     return replace(model, config=config), scale
 

@@ -118,6 +118,8 @@ def select(
     if not config_name:
         candidates = {name: read(name) for name in variant.ON_GPU}
         config_name, doubts = variant.pick(candidates, reason, gpu=gpu, tensorrt="tensorrt" in backends)
+        if config_name not in known:
+            config_name = None
     models = read(config_name)
     left_out = {model.name: why for model in models.values() if (why := reason(model))}
     _leave_out_ensembles(models, left_out)

@@ -98,3 +98,15 @@ def test_the_served_folder_has_the_fitted_configuration_and_the_model_s_files(tm
 @pytest.mark.parametrize("name", ["preprocess", "preprocess_lite"])
 def test_shipped_preprocessing_fits_itself_to_the_machine(name: str) -> None:
     assert scaled(read_model(ROOT / "model_repository" / name, None), 8) is not None
+
+
+def test_onnx_runtime_gets_the_threads_that_this_process_may_use(tmp_path: Path) -> None:
+    folder = model(tmp_path, "instance_group { count: 2 }")
+    config = folder / "config.pbtxt"
+    config.write_text(config.read_text().replace("python", "onnxruntime"))
+    fitted = scaled(read_model(folder, None), 8)
+    assert fitted is not None
+    assert fitted[0].config.parameters["intra_op_thread_count"].string_value == "4"
+    assert str(fitted[1]) == "4 threads"
+    config.write_text(config.read_text() + ask(intra_op_thread_count="1"))
+    assert scaled(read_model(folder, None), 8) is None

@@ -319,6 +319,18 @@ def test_what_may_not_be_read_is_said(tmp_path: Path, monkeypatch: pytest.Monkey
         chosen(tmp_path / "r", ALL)
 
 
+def test_a_directory_is_no_torchscript_file(tmp_path: Path) -> None:
+    folder = core(tmp_path)
+    (folder / "1" / "model.pt").mkdir()
+    with pytest.raises(RepositoryError, match=r"resnet50_trt has no 1/model\.pt"):
+        chosen(tmp_path, ALL, "libtorch")
+
+
+def test_a_repository_without_variants_has_none(tmp_path: Path) -> None:
+    model(tmp_path, "good", 'backend: "python"', "1/model.py")
+    assert chosen(tmp_path).config_name is None
+
+
 def test_strays_are_left_out_with_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model(tmp_path, "good", 'backend: "python"', "1/model.py")
     model(tmp_path, "good.bak", 'name: "good" backend: "python"', "1/model.py")
