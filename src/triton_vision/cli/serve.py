@@ -245,6 +245,8 @@ def _insist(selection: Selection, required: Sequence[str], *, strict: bool = Fal
             raise RepositoryError(
                 f"{name}, which --require names, {selection.left_out.get(name, 'is not in the repository')}"
             )
+    if not selection.served_pipelines():
+        raise RepositoryError(f"there is nothing to serve: {', '.join(selection.pipelines)} left out, as said above")
     if strict and selection.left_out:
         raise RepositoryError(f"--strict: left out: {', '.join(selection.left_out)}")
 
@@ -359,7 +361,8 @@ def _mend(name: str, why: str, repository: str | None) -> str:
     """What makes a missing artifact, where the suite can make it."""
     from triton_vision.export.networks import NETWORKS
 
-    if name not in NETWORKS or not why.startswith("has no"):
+    # An own network's artifacts, and those of a further version, come from its owner.
+    if name not in NETWORKS or not why.startswith("has no 1/"):
         return ""
     where = f" --repository {shlex.quote(repository)}" if repository else ""
     return f" (make it: triton-vision prepare {name}{where})"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import difflib
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,6 +32,9 @@ PLATFORM_BACKEND = {
     "tensorflow_savedmodel": "tensorflow",
     "tensorrt_plan": "tensorrt",
 }
+
+
+UNKNOWN_FIELD = re.compile(r'Message type "([\w.]+)" has no field named "(\w+)"')
 
 
 class RepositoryError(Exception):
@@ -87,6 +92,10 @@ class Model:
         except OSError:  # as ``read_model`` has noted
             return []
         return sorted((folder for folder in folders if int(folder.name) > 0), key=lambda folder: int(folder.name))
+
+    def folders(self) -> list[str]:
+        """The names of all directories in it."""
+        return sorted(entry.name for entry in self.path.iterdir() if entry.is_dir())
 
     def served_versions(self) -> list[Path]:
         """The version directories that the version policy loads; by default the highest."""
@@ -183,10 +192,28 @@ def read_model(path: Path, config_name: str | None, artifacts: Path | None = Non
     if not (path / file).is_file():
         return Model(path, None, "", beside=beside)
     try:
-        # A newer server may know fields that this client's schema does not: Triton itself judges those.
-        config = text_format.Parse(
-            (path / file).read_text(encoding="utf-8"), model_config_pb2.ModelConfig(), allow_unknown_field=True
-        )
+        config = _parse((path / file).read_text(encoding="utf-8"))
     except (text_format.ParseError, UnicodeDecodeError, OSError) as error:
         return Model(path, None, file, problem=f"{file} cannot be read: {error}", beside=beside)
     return Model(path, config, file, beside=beside)
+
+
+def _parse(text: str) -> Any:
+    """A configuration.
+
+    Raises:
+        ParseError: it is none, or holds a field whose name looks like a slip.
+    """
+    try:
+        return text_format.Parse(text, model_config_pb2.ModelConfig())
+    except text_format.ParseError as error:
+        unknown = UNKNOWN_FIELD.search(str(error))
+        if unknown is None:
+            raise
+        fields = model_config_pb2.DESCRIPTOR.pool.FindMessageTypeByName(unknown[1]).fields_by_name
+        meant = difflib.get_close_matches(unknown[2], fields, 1, cutoff=0.75)
+        if meant:
+            where = f"line {error.GetLine()}: " if error.GetLine() else ""
+            raise text_format.ParseError(f"{where}there is no {unknown[2]}; did you mean {meant[0]}?") from None
+    # A newer server may know fields that this client's schema does not: Triton itself judges those.
+    return text_format.Parse(text, model_config_pb2.ModelConfig(), allow_unknown_field=True)

@@ -165,6 +165,10 @@ def _reason(model: Model, backends: frozenset[str]) -> str:
         return f"needs the backend {backend!r}, which this server does not have"
     if model.config is not None and model.config.name not in ("", model.name):
         return f"is called {model.config.name!r} by its {model.config_file}: rename one of the two"
+    if not model.is_ensemble and not model.version_folders():
+        like = next((name for name in model.folders() if name.strip("vV").isdecimal()), "")
+        if like:
+            return f"has no version directory: {like} must be a plain number, {like.strip('vV')}"
     missing = model.missing_artifacts()
     return f"has no {' and no '.join(missing)}" if missing else sidecar.problem(model)
 

@@ -83,6 +83,12 @@ class ServerIndex:
         self._channel.close()
 
 
+# What Triton and the stage kit put before a reason: a status, and whose configuration is wrong.
+PREFIX = re.compile(r"^(?:(?:Internal|Invalid argument|Not found|Unavailable): )?(?:ConfigError: (?:[^\s:]+: )?)?")
+# In a stack trace, a file of the folder of links from which Triton loads.
+PLACE = re.compile(r"/models/([^/\s]+/\d+/[^\s(]+)\((\d+)\)")
+
+
 def broken_models(index: Iterable[tuple[str, str, str]]) -> dict[str, str]:
     """Model name -> why, of every model in Triton's index (name, state, reason) that is not ready."""
     broken: dict[str, str] = {}
@@ -95,5 +101,8 @@ def broken_models(index: Iterable[tuple[str, str, str]]) -> dict[str, str]:
 
 
 def plain_reason(reason: str) -> str:
-    """Triton's reason without the stack trace that a Python model's exception brings."""
-    return re.sub(r"\s+", " ", reason.split("\nAt:")[0]).strip(" ;")
+    """Triton's reason in one sentence; of a Python model's stack trace, the place in the model's own file."""
+    text, _, trace = reason.partition("\nAt:")
+    text = PREFIX.sub("", re.sub(r"\s+", " ", text).strip(" ;"))
+    place = PLACE.search(trace)
+    return f"{text} ({place[1]}, line {place[2]})" if place else text

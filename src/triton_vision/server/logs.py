@@ -21,6 +21,11 @@ NOISE = (
     "Failed to initialize NVML",
     "Signal (15) received.",
 )
+# What goes wrong while models are loaded: told by name and reason once it is known, and repeated by Triton up to six times.
+LOADING = re.compile(
+    r"""\] "?(?:ERROR: Failed to create instance: |failed to load '|Internal: failed to load all models|"""
+    r"""Invalid argument: ensemble '[^']*' depends on )"""
+)
 # Of an entry that comes again and again, a trace included, so many pass within so many seconds.
 REPEATS, WINDOW_S = 5, 60.0
 # How many different entries are remembered.

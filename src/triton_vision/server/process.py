@@ -22,7 +22,7 @@ from triton_vision.server.errors import ModelLoadError, ServerError, ServerStart
 from triton_vision.server.index import ServerIndex
 from triton_vision.server.local import LocalIndex
 from triton_vision.server.locate import Installation, find_installation
-from triton_vision.server.logs import log_flags
+from triton_vision.server.logs import LOADING, log_flags
 from triton_vision.server.outlet import Outlet
 from triton_vision.server.pace import Pace, chains
 from triton_vision.server.plans import ensure_plans
@@ -35,6 +35,8 @@ from triton_vision.server.stubs import StubWatch
 EXIT_TIMEOUT_S = 4
 # Request and response objects that Triton's gRPC endpoint keeps for reuse; its own default, 8, is for few callers.
 GRPC_POOL = 64
+# A start that takes longer than this is spoken of, again and again.
+SLOW_LOAD_S = 15.0
 # A first photo that takes longer than this is spoken of.
 SLOW_PHOTO_S = 5.0
 # glibc takes blocks above 128 kB, which every image has several of, from the kernel and gives them back at once: with
@@ -255,15 +257,21 @@ class TritonServer:
         }
         for role in self.security.tokens:
             environment.pop(variable(role), None)  # no business of a model's
-        put = self._log.put if self._log is not None else None
+        put = self._pass_on if self._log is not None else None
         return Child(command, self.security.secrets(), environment, run, put)
+
+    def _pass_on(self, line: str) -> None:
+        assert self._log is not None
+        if self._log_level in ("info", "verbose") or LOADING.search(line) is None:
+            self._log.put(line)
 
     def _wait_ready(self, child: Child, selection: Selection) -> None:
         """Waits until Triton answers, then asks it which models are ready.
 
         Triton opens its ports when every model has been loaded or has failed.
         """
-        deadline = time.monotonic() + self._start_timeout
+        began = late = time.monotonic()
+        deadline = began + self._start_timeout
         stubs = StubWatch(child.pid)
         with self.index() as index:
             while not index.live(timeout=0.1):
@@ -275,6 +283,9 @@ class TritonServer:
                     raise ServerStartError("ended before it was ready")
                 if time.monotonic() > deadline:
                     raise ServerStartError(f"Triton was not ready within {self._start_timeout:g} s")
+                if time.monotonic() > late + SLOW_LOAD_S and self._log is not None:
+                    late = time.monotonic()
+                    self._log.put(f"waiting: Triton has been loading the models for {late - began:.0f} s\n")
             broken = index.broken()
         if self.security.tls is not None:
             self.security.tls.seen_at(self.grpc_address)

@@ -86,6 +86,8 @@ class StageConfig:
         self.max_batch_size = int(config.get("max_batch_size", 0))
         self.folder = Path(arguments.get("model_repository", "."))
         self.version_folder = self.folder / str(arguments.get("model_version", "1"))
+        if not (config.get("input") or config.get("output")):
+            raise ConfigError("there is no config.pbtxt beside the version's folder, or it declares no tensors")
         if self.max_batch_size < 1:
             raise ConfigError("max_batch_size must be at least 1: stages work on batches")
         self.inputs = self._tensors("input", config.get("input", []))
