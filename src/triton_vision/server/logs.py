@@ -21,7 +21,7 @@ NOISE = (
     "Failed to initialize NVML",
     "Signal (15) received.",
 )
-# What goes wrong while models are loaded: told by name and reason once it is known, and repeated by Triton up to six times.
+# What goes wrong while models are loaded: Triton says it up to six times; ``serve`` once, by name and reason.
 LOADING = re.compile(
     r"""\] "?(?:ERROR: Failed to create instance: |failed to load '|Internal: failed to load all models|"""
     r"""Invalid argument: ensemble '[^']*' depends on )"""

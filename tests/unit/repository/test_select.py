@@ -331,6 +331,16 @@ def test_a_repository_without_variants_has_none(tmp_path: Path) -> None:
     assert chosen(tmp_path).config_name is None
 
 
+def test_a_slip_in_a_field_s_name_is_told_with_what_was_meant(tmp_path: Path) -> None:
+    model(tmp_path, "good", 'backend: "python"', "1/model.py")
+    model(tmp_path, "slip", 'backend: "python"\nmax_batchsize: 8', "1/model.py")
+    model(tmp_path, "v1", 'backend: "python"', "v1/model.py")
+    assert chosen(tmp_path).left_out == {
+        "slip": "config.pbtxt cannot be read: line 2: there is no max_batchsize; did you mean max_batch_size?",
+        "v1": "has no version directory: v1 must be a plain number, 1",
+    }
+
+
 def test_strays_are_left_out_with_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model(tmp_path, "good", 'backend: "python"', "1/model.py")
     model(tmp_path, "good.bak", 'name: "good" backend: "python"', "1/model.py")
