@@ -341,6 +341,18 @@ def test_a_broken_model_takes_down_its_own_pipeline_only(serve: Callable[..., Se
         assert words in error.strip().splitlines()[-1]
 
 
+def test_without_a_pipeline_there_is_nothing_to_serve(serve: Callable[..., Serve], echo: Path) -> None:
+    (echo / "chain").mkdir()
+    (echo / "chain" / "config.pbtxt").write_text(
+        'platform: "ensemble" ensemble_scheduling { step [ { model_name: "echo" }, { model_name: "gone" } ] }'
+    )
+    one = serve(echo)
+    said, error = one.process.communicate(timeout=60)
+    assert one.process.returncode == 2
+    assert "left out: chain: chains gone, which is not in the repository" in said
+    assert error.strip() == "error: there is nothing to serve: chain left out, as said above"
+
+
 def test_a_model_whose_process_dies_while_loading_is_named(serve: Callable[..., Serve], echo: Path) -> None:
     (echo / "echo" / "1" / "model.py").write_text("import os, time\ntime.sleep(1)\nos._exit(3)\n")
     one = serve(echo)
