@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Optional
 
 import grpc
@@ -14,6 +15,7 @@ from triton_vision_client._cancelling import INFER, LATE_S, LONG_S, OwnError
 from triton_vision_client._errors import DeadlineExceededError, ServerError, VisionClientError
 
 if TYPE_CHECKING:
+    from triton_vision_client._balancer import Member
     from triton_vision_client._sync_calls import SyncCalls
 
 # How much later than its deadline a call may end before it is given up for lost.
@@ -31,6 +33,8 @@ class Flight:
         self._client, self._call, self._waits = client, call, waits
         self._process = os.getpid()
         self._ended: Optional[float] = None
+        # Its server, for as long as the balancer counts this as left to it.
+        self._left_to: list[Member] = []
         self._attempts = client._begin(call)
         client._regions.place(call)
         self._start()
@@ -99,23 +103,27 @@ class Flight:
         """Whether no server is harmed if this is cancelled."""
         return not self._sent or self._client._may_cancel(self._call, self._member, self._connection)
 
-    def lost(self) -> bool:
-        """Whether gRPC should have ended it by now: it never will."""
-        return time.monotonic() > self._lost_at
+    def end_if_lost(self) -> None:
+        """Gives up on it, and on its connection, if gRPC should have ended it by now: it never will."""
+        if time.monotonic() > self._lost_at:
+            self._client._give_up(self._member, self._connection)
+            self._note_end()
 
     def _leave(self) -> None:
         """Nobody waits for the answer any more."""
         if self.may_cancel():
             self._answer.cancel()
         else:
-            balancer, member = self._client._balancer, self._member
-            balancer.keeps(member)
-            self._answer.add_done_callback(lambda _: balancer.done(member))
+            self._client._balancer.keeps(self._member)
+            self._left_to.append(self._member)
+            self._answer.add_done_callback(self._note_end)  # once more: it may have ended just before
 
-    def _note_end(self, _: Any) -> None:
-        """The answer is there, whenever somebody comes for it."""
+    def _note_end(self, _: Any = None) -> None:
+        """The answer is there, whenever somebody comes for it; or there will be none."""
         self._ended = time.monotonic()
         self._client._in_air.discard(self)
+        with suppress(IndexError):  # nobody has left it, or that is over
+            self._client._balancer.done(self._left_to.pop())
 
     def land(self) -> Any:
         """What the caller wants of the response; raises the typed error if there is none."""

@@ -234,6 +234,7 @@ class ImageClient(SyncCalls):
             with self._lock:
                 already, self._closed = self._closed, True
             if not already:
+                self._end_lost()
                 for pause in self._last_calls():
                     time.sleep(pause)
                 self._unregister_all()

@@ -78,7 +78,8 @@ class SyncCalls(BaseClient):
             with suppress(futures.TimeoutError):
                 ended.result(min(limit, timeout / 2))
         end(self._retired())
-        if self._left_behind and all(flight.lost() for flight in list(self._in_air)):
+        self._end_lost()
+        if self._left_behind and not self._in_air:
             with self._lock:
                 struck, self._left_behind = self._left_behind, []
             end(struck, wait=0)
@@ -92,6 +93,10 @@ class SyncCalls(BaseClient):
                 for one in (member, *due):
                     self._balancer.probed(one, False)
                 raise
+
+    def _end_lost(self) -> None:
+        for flight in list(self._in_air):
+            flight.end_if_lost()
 
     def _probe(self, member: Member) -> None:
         """Asks whether a server is well again, without waiting for the answer."""

@@ -305,3 +305,50 @@ def test_a_server_is_not_left_more_than_it_can_answer(start: Start, monkeypatch:
     monkeypatch.setattr("triton_vision_client._client.MOST_LEFT", 0)
     with ImageClient(url, retry=RetryPolicy(attempts=1)) as client, pytest.raises(ServerOverloadedError):
         client.classify(b"four")
+
+
+class Alarm(Exception):
+    """As a signal's handler raises it."""
+
+
+class Lost:
+    """A stub's method, and the call that gRPC has lost: it never ends, or much too late."""
+
+    def __init__(self) -> None:
+        self.callbacks: list[Callable[[Any], None]] = []
+
+    def future(self, *_: Any, **__: Any) -> Lost:
+        return self
+
+    def add_done_callback(self, callback: Callable[[Any], None]) -> None:
+        self.callbacks.append(callback)
+
+    def done(self) -> bool:
+        return False
+
+    def result(self, _: float) -> None:
+        raise Alarm
+
+
+def test_a_call_that_grpc_has_lost_is_not_left_to_the_server_for_good(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("triton_vision_client._flight.LATE_S", -1.0)  # GRACE_S makes up for it
+    url, _ = start(answer)
+    with ImageClient(url) as client:
+        client.classify(b"ab")
+        (member,) = client._balancer.members
+        struck, lost = client._connections[member], Lost()
+        monkeypatch.setattr(struck.stub, "ModelInfer", lost)
+        with pytest.raises(Alarm):
+            client.classify(b"x", timeout=0.3)
+        client.models()
+        assert (member.left, member.outstanding, len(client._in_air)) == (1, 1, 1)
+        time.sleep(0.35)
+        client.models()
+        assert (member.left, member.outstanding, len(client._in_air)) == (0, 0, 0)
+        assert client._connections[member] is not struck
+        for callback in lost.callbacks:
+            callback(lost)
+        assert client.classify(b"four").predictions[0].class_id == 4
+        assert (member.left, member.outstanding, len(client._in_air)) == (0, 0, 0)
