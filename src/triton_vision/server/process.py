@@ -212,7 +212,9 @@ class TritonServer:
                 self._start(self.selection)
             except ModelLoadError as error:
                 rest = self.selection.without(error.sentences)
-                if self._strict or not rest.served_pipelines():
+                # A process that dies at once leaves no name of its model, so nothing can be left out for it.
+                unnamed = len(rest.served) == len(self.selection.served)
+                if self._strict or unnamed or not rest.served_pipelines():
                     raise
                 self.selection = rest
             else:
