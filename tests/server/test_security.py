@@ -495,7 +495,8 @@ def test_a_model_that_does_not_load_is_named_over_tls(small: Path, authority: Au
     )
     pair = authority.issue("for-broken", "localhost")
     security = Security(tls=Certificates(pair.certificate, pair.key, authority.certificate), tokens=TOKENS, http=False)
-    with pytest.raises(Exception, match=r"broken does not load: .*no luck"), TritonServer(tmp_path, security=security):
+    server = TritonServer(tmp_path, security=security, strict=True)
+    with pytest.raises(Exception, match=r"broken does not load: .*no luck"), server:
         pass
 
 

@@ -314,7 +314,9 @@ def test_a_model_that_does_not_load_is_named_with_its_reason(serve: Callable[...
     last = error.strip().splitlines()[-1]
     assert last.startswith("error: echo does not load: ")
     assert "the sky is green" in last
-    assert "model.py" not in last
+    assert "(echo/1/model.py, line " in last
+    assert "/dev/shm" not in last
+    assert len([line for line in error.splitlines() if "the sky is green" in line]) == 1
     assert not regions("tv_test_broken_")
 
 
