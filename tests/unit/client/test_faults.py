@@ -140,7 +140,7 @@ def test_a_broken_model_is_the_cause_though_the_last_try_was_late(start: Start) 
         asked.append(1)
         if len(asked) % 2:
             context.abort(CODE.INTERNAL, "Stub process 'm_0_0' is not healthy.")
-        release.wait(5)
+        release.wait(1)
         return answer(request, context)
 
     release = threading.Event()
@@ -479,7 +479,7 @@ def test_a_server_known_to_be_mute_does_not_swallow_what_another_refuses_for_a_m
     url, _ = start(now_and_then_full)
     mute, servicer = start(silent)
     servicer.live = servicer.ready = silent
-    with ImageClient([mute, url], timeout=20) as client:
+    with ImageClient([mute, url], timeout=12) as client:
         for number in range(12):
             began = time.monotonic()
             assert client.classify(b"x").predictions[0].class_id == 1
