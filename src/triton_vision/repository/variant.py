@@ -35,10 +35,10 @@ def pick(
         faults = {model.name: why for model in own if (why := reason(model))}
         if own and not faults:
             return name, passed
-        if own and not any(model.missing_artifacts() for model in own):
-            passed += [
-                f"{model}: passed over the variant {name or 'of config.pbtxt'}: {why}" for model, why in faults.items()
-            ]
+        # What this server has no backend for, and what is not there, was never to be had.
+        if own and not any(why.startswith(("needs", "has no")) for why in faults.values()):
+            what = name or "of config.pbtxt"
+            passed += [f"{model}: passed over the variant {what}: {why}" for model, why in faults.items()]
     return (None if gpu and tensorrt else EMBEDDED), passed
 
 

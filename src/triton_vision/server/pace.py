@@ -98,7 +98,8 @@ class Rate:
 
     def __init__(self) -> None:
         self.per_second = 0.0
-        self.ahead = 0.0
+        # Items: those of the batch at work, and those with all that wait.
+        self.at_work = self.ahead = 0.0
         self._each = 1.0
         self._last = Sample(-math.inf, 0.0, 0.0, 0.0, 0.0)
         # The end of a batch since which requests have been waiting all the time.
@@ -127,10 +128,11 @@ class Rate:
             # It took what waited before, and what has come since then, about as fast as it is done.
             taken = last.waiting - sample.waiting + min(passed, IDLE_PERIOD_S) * self.per_second
             self._began, self._batch = sample.at, max(0.0, taken) / (sample.batches - last.batches)
-        self.ahead = sample.waiting * self._each
+        self.at_work = 0.0
         if self.is_busy(sample.at):
-            # Those of the batch at work are among neither the waiting nor the done.
-            self.ahead += max(0.0, self._batch - (sample.at - self._began) * self.per_second)
+            # They are among neither the waiting nor the done.
+            self.at_work = max(0.0, self._batch - (sample.at - self._began) * self.per_second)
+        self.ahead = sample.waiting * self._each + self.at_work
 
     def _learn(self, since: Sample, sample: Sample) -> None:
         items, seconds, calls = sample.done - since.done, sample.at - since.at, sample.requests - since.requests
@@ -217,10 +219,12 @@ class Pace:
     def told(self, first: str, now: float) -> tuple[float, float, float]:
         """What the page of a first stage says: see ``run.PAGE``."""
         chain = self._chains[first]
-        wait, each = 0.0, 0.0
+        wait, work, each = 0.0, 0.0, 0.0
         for steps in chain.steps:
             rates = [self._rates[name] for name in steps]
             wait = max(wait, sum(rate.wait() for rate in rates))
+            work = max(work, sum(rate.at_work / rate.per_second for rate in rates if rate.at_work))
             slowest = min((rate.per_second for rate in rates if rate.is_busy(now)), default=math.inf)
             each = max(each, chain.instances / slowest)
-        return min(wait, 1e6), chain.patience, each
+        # Patience is for what waits: one large batch at work is no reason to turn the next caller away.
+        return min(wait, 1e6), chain.patience + work, each

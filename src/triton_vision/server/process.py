@@ -33,6 +33,9 @@ from triton_vision.server.stubs import StubWatch
 
 # serve promises to end within 10 s: work in flight gets this long, then Triton is killed (child.KILL_AFTER_S).
 EXIT_TIMEOUT_S = 4
+# By so much a Python process's shared memory grows at a time. Of Triton's own step, 1 MiB, each leaves half unused, and
+# docker gives a container 64 MiB.
+SHM_STEP_BYTES = 256 * 1024
 # Request and response objects that Triton's gRPC endpoint keeps for reuse; its own default, 8, is for few callers.
 GRPC_POOL = 64
 # A start that takes longer than this is spoken of, again and again.
@@ -149,6 +152,7 @@ class TritonServer:
             f"--model-repository={compose(self.selection, run / 'models', self.placement)}",
             f"--backend-directory={self._installation.link_backends(run)}",
             f"--backend-config=python,shm-region-prefix-name={prefix}",
+            f"--backend-config=python,shm-growth-byte-size={SHM_STEP_BYTES}",
             *(f"{option}={port}" for option, port in ports.items()),
             *(f"--{endpoint}-address={host}" for endpoint, host in self.security.hosts(self.host).items()),
             *self.security.options(),

@@ -31,9 +31,10 @@ class Gate:
     def __init__(self, page: Path) -> None:
         with page.open("rb") as file:
             self._page = mmap.mmap(file.fileno(), PAGE.size, prot=mmap.PROT_READ)
-        # What the page does not count yet: how many items, and when they left this stage.
+        # What the page does not count yet: the items of each request, and when they left this stage.
         self._unseen: deque[tuple[float, int]] = deque()
-        self._here = self._admitted = 0
+        self._here: list[int] = []
+        self._admitted = 0
 
     def admit(self, items: int, timeout: float) -> None:
         """Counts a request's items in.
@@ -52,18 +53,20 @@ class Gate:
         while self._unseen and self._unseen[0][0] < written:
             self._admitted -= self._unseen.popleft()[1]
         # Since the page was written, items have been added to the queue, and others have left it.
-        wait += self._admitted * each - age
+        # ``each`` takes it that all instances admit as many, which one large request does not show.
+        requests = len(self._unseen) + len(self._here)
+        wait += self._admitted * each * min(1.0, requests / 3) - age
         # What an answer takes varies, and one that comes just too late is work for nobody.
         if wait >= patience or 0.0 < timeout < MARGIN * wait:
             raise Overloaded(wait)
         self._admitted += items
-        self._here += items
+        self._here.append(items)
 
     def passed(self) -> None:
         """All items that have been admitted are on their way to the rest of the chain."""
-        if self._here:
-            self._unseen.append((time.monotonic(), self._here))
-            self._here = 0
+        now = time.monotonic()
+        self._unseen.extend((now, items) for items in self._here)
+        self._here.clear()
 
 
 def find_gate(model: str) -> Gate | None:

@@ -200,7 +200,8 @@ def test_a_variant_is_not_passed_over_in_silence(tmp_path: Path) -> None:
     assert selection.config_name == "libtorch"
     (doubt,) = selection.doubts
     assert doubt.startswith("resnet50_trt: passed over the variant onnxruntime: 1/model.onnx is not the file")
-    # What is simply not there needs no word.
+    # What is simply not there needs no word, nor what the server has no backend for.
+    assert chosen(tmp_path, ALL - {"onnxruntime"}).doubts == ()
     (folder / "1" / "model.onnx").unlink()
     assert chosen(tmp_path, ALL).doubts == ()
 
