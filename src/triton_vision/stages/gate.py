@@ -18,7 +18,7 @@ from triton_vision.stages.errors import Overloaded
 
 # An older page is left from a keeper that does not write any more.
 STALE_S = 2.0
-MARGIN = 2.2
+MARGIN = 2.5
 
 
 class Gate:
