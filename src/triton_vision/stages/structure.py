@@ -306,9 +306,10 @@ def _sum(data: bytes, order: str, kind: int, number: int, place: int, *, big: bo
     size = {SHORT: 2, LONG: 4, 16: 8}.get(kind, 0)
     if number * size > (8 if big else 4):
         place = struct.unpack_from(order + ("Q" if big else "I"), data, place)[0]
-    if not size or place + number * size > len(data):
+    if not size or not number or place + number * size > len(data):
         return -1
-    return int(np.frombuffer(data, f"{order}u{size}", number, place).sum(dtype=np.uint64))
+    # In floating point: sizes that are made for it would add up to little in any integer.
+    return int(np.frombuffer(data, f"{order}u{size}", number, place).sum(dtype=np.float64))
 
 
 def _webp(data: bytes, limits: Limits) -> Structure:  # noqa: ARG001 - as the others

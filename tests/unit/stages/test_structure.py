@@ -172,6 +172,8 @@ COUNT = (279, 4, 1, struct.pack("<I", 8))
         ([*SIZE, COUNT], False),
         (SIZE, True),  # nobody says how many bytes its strips have
         ([*SIZE, (279, 4, 3000, struct.pack("<I", 40))], True),  # 3000 strips of the same bytes
+        ([*SIZE, (279, 4, 0, struct.pack("<I", 40))], True),  # none at all
+        ([*SIZE, (279, 16, 2, struct.pack("<I", 86))], True),  # sizes that add up to 0 in 64 bits
         ([*SIZE, COUNT, (259, 16, 1, struct.pack("<I", 5))], True),  # a compression that decoders read elsewhere
         ([*SIZE, COUNT, (259, 3, 1, struct.pack("<I", 5))], False),
         ([*SIZE, COUNT, (259, 3, 1, struct.pack("<I", 7))], True),
@@ -181,6 +183,8 @@ def test_a_tiff_whose_strips_or_compression_are_odd_is_not_decoded_where_others_
     tags: list[tuple[int, int, int, bytes]], unbounded: bool
 ) -> None:
     file = tiff(*tags, data=struct.pack("<I", 1_000_000) * 3000)
+    wrapping = struct.pack("<QQ", 1 << 63, 1 << 63)
+    file = file[:86] + wrapping + file[86 + len(wrapping) :]
     assert inspect("TIFF", file, Limits()).unbounded == unbounded
 
 
