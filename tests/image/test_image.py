@@ -164,7 +164,7 @@ def test_batches_of_32_fit_into_64_mb_of_shared_memory(container: Container) -> 
         status: list[bytes] = answer.as_numpy("STATUS").ravel().tolist()
         return status
 
-    with ThreadPoolExecutor(2) as pool:
+    with ThreadPoolExecutor(4) as pool:
         for status in pool.map(send, [LITE, "ensemble"] * 6):
             assert status == [b""] * 32
     code, free = container.execute("df", "-k", "--output=size", "/dev/shm")

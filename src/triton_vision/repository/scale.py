@@ -15,11 +15,16 @@ configuration's own fields say.
 from __future__ import annotations
 
 import copy
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+from tritonclient.grpc.model_config_pb2 import DataType
+from tritonclient.utils import triton_to_np_dtype
 
 from triton_vision.cpu import threads_of, visible_cores
 from triton_vision.repository.model import Model, RepositoryError
@@ -30,6 +35,10 @@ ASKED = ("instances", "queue_size", "largest_batch")
 # busy with a request of 32 large images, one answers small ones. An instance is a process of some 60 MB, so beyond
 # this many each gets several threads instead.
 MOST = 16
+# An instance of a Python model has a region of shared memory of its own, which grows to what the tensors of a whole
+# batch take, and this for the rest (requests, strings). All instances of a model shall fit into this share of /dev/shm,
+# since other models have theirs.
+REGION_BYTES, SHM_SHARE = 1024 * 1024, 4
 # Requests that may wait, for each core: well under a second of work.
 QUEUE_PER_CORE = 128
 # Bytes of encoded images in a batch of several requests, if they are as large as they may be: a batch is copied into
@@ -83,10 +92,10 @@ def scaled(model: Model, cores: int | None = None, shm: int | None = None) -> tu
     runtime = model.config is not None and model.backend == "onnxruntime" and RUNTIME_THREADS not in parameters
     if not wanted and not runtime:
         return None
-    cores = cores or visible_cores()
+    cores, shm = cores or visible_cores(), _shm_bytes() if shm is None else shm
     config = copy.deepcopy(model.config)
     if "instances" in wanted:
-        count = _number(model.name, "instances", wanted["instances"], min(cores + 1, MOST))
+        count = _number(model.name, "instances", wanted["instances"], min(cores + 1, MOST, _affordable(model, shm)))
         groups = config.instance_group
         if len(groups) > 1:
             raise RepositoryError(f"{model.name}: parameters instances: there are several instance groups; set one")
@@ -98,7 +107,7 @@ def scaled(model: Model, cores: int | None = None, shm: int | None = None) -> tu
     instances = sum(max(1, group.count) for group in config.instance_group) or 1
     largest = 0
     if "largest_batch" in wanted:
-        auto = _largest_batch(model, parameters, instances, _shm_bytes() if shm is None else shm)
+        auto = _largest_batch(model, parameters, instances, shm)
         largest = _number(model.name, "largest_batch", wanted["largest_batch"], auto)
         if largest < config.max_batch_size:
             # The batcher stops at the largest preferred size (a single request may hold more).
@@ -111,6 +120,19 @@ def scaled(model: Model, cores: int | None = None, shm: int | None = None) -> tu
         config.parameters[RUNTIME_THREADS].string_value = str(threads)
     scale = Scale(instances if "instances" in wanted else 0, threads, queue.max_queue_size, largest)
     return replace(model, config=config), scale
+
+
+def _affordable(model: Model, shm: int) -> int:
+    """How many instances' regions fit into the shared memory, however large the batches are."""
+    if model.backend != "python":
+        return MOST
+    image = 0  # bytes
+    for tensor in (*model.config.input, *model.config.output):
+        dtype = triton_to_np_dtype(DataType.Name(tensor.data_type).removeprefix("TYPE_"))
+        if dtype not in (None, object) and min(tensor.dims, default=0) > 0:
+            image += math.prod(tensor.dims) * np.dtype(dtype).itemsize
+    batch = max(1, int(model.config.max_batch_size)) * image
+    return max(1, shm // SHM_SHARE // (REGION_BYTES + batch))
 
 
 def _largest_batch(model: Model, parameters: Mapping[str, Any], instances: int, shm: int) -> int:

@@ -26,8 +26,9 @@ from triton_vision.server.stubs import NAMELESS, SHM, Stub, StubWatch
 MIB = 1024 * 1024
 # A new stub takes 1 MiB at once, and a little more when its model has loaded.
 STUB_BYTES = 2 * MIB
-RESERVE, RESERVE_BYTES = "reserve", 3 * MIB
-LARGEST, SMALLEST = 32 * MIB, 4 * MIB
+RESERVE, RESERVE_BYTES = "reserve", 2 * MIB
+# What a region may keep: at most, what a batch of 32 photos takes in any stage of the suite, and where none is left.
+LARGEST, ORDINARY, SMALLEST = 32 * MIB, 12 * MIB, 4 * MIB
 # A region that has not grown for so long is as large as its work makes it.
 SETTLED_S = 1.0
 # A model that grows again after its regions were given back keeps them for longer each time; for less long while
@@ -233,7 +234,8 @@ class Tending:
             self._index,
             model,
             self._timeout,
-            count * STUB_BYTES > _free(),
+            # The processes that go on serving may grow meanwhile, by as much as a large batch.
+            count * STUB_BYTES + LARGEST > _free(),
             self._counts.get(model),
             self._run,
             urgent=bool(self._healing),
@@ -289,7 +291,7 @@ class Tending:
             stub: self._sizes[stub] if self._sizes.get(stub, (-1, 0.0))[0] == size else (size, now)
             for stub, size in sizes.items()
         }
-        limit = bound(_total(), len(running))
+        limit = bound(_total(), len(running), _free())
         moving = {stub.model for stub, (_, since) in self._sizes.items() if now - since < SETTLED_S}
         for stub in sorted(sizes, key=lambda stub: -sizes[stub]):
             if sizes[stub] <= limit:
@@ -305,9 +307,14 @@ class Tending:
         return now - self._renewed.get(model, -MOST_INTERVAL_S) >= interval
 
 
-def bound(total: int, stubs: int) -> int:
-    """How many bytes a stub's region may keep where ``stubs`` of them share a /dev/shm of ``total`` bytes."""
-    return max(SMALLEST, min(LARGEST, total // 8 // max(stubs, 1)))
+def bound(total: int, stubs: int, free: int) -> int:
+    """How many bytes a stub's region may keep where ``stubs`` share ``total`` bytes of /dev/shm, ``free`` of them free.
+
+    Replacing a process takes memory before it gives any back, so the regions of everyday work are left alone as long as
+    there is room for that work.
+    """
+    least = SMALLEST if free < RESERVE_BYTES else ORDINARY
+    return max(least, min(LARGEST, total // 8 // max(stubs, 1)))
 
 
 def _clock() -> float:

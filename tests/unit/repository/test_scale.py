@@ -34,6 +34,13 @@ def test_instances_and_threads_come_from_the_cores(tmp_path: Path, cores: int, i
     assert config.dynamic_batching.default_queue_policy.max_queue_size == 128 * cores
 
 
+@pytest.mark.parametrize(("shm", "instances"), [(16, 1), (64, 2), (128, 5), (1024, 9)])
+def test_a_small_dev_shm_gets_fewer_instances(shm: int, instances: int) -> None:
+    fitted = scaled(read_model(ROOT / "model_repository" / "preprocess", None), 8, shm << 20)
+    assert fitted is not None
+    assert fitted[1].instances == instances
+
+
 def test_numbers_are_taken_as_they_are_and_the_rest_of_the_configuration_stays(tmp_path: Path) -> None:
     text = "max_batch_size: 8 instance_group { kind: KIND_CPU count: 7 }" + ask(instances="3", threads="5")
     fitted = scaled(read_model(model(tmp_path, text), None), 4)

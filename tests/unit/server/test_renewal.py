@@ -116,16 +116,18 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
 
 
 def test_the_bound_is_a_share_of_what_there_is() -> None:
-    assert bound(64 * MIB, 5) == 4 * MIB
-    assert bound(1024 * MIB, 8) == 16 * MIB
-    assert bound(64 * 1024 * MIB, 8) == 32 * MIB
-    assert bound(64 * MIB, 0) == 8 * MIB
+    assert bound(64 * MIB, 5, free=1 * MIB) == 4 * MIB
+    assert bound(64 * MIB, 5, free=4 * MIB) == 12 * MIB
+    assert bound(64 * MIB, 0, free=1 * MIB) == 8 * MIB
+    for free in (1 * MIB, 1000 * MIB):
+        assert bound(1024 * MIB, 8, free) == 16 * MIB
+        assert bound(64 * 1024 * MIB, 8, free) == 32 * MIB
 
 
 def test_a_region_is_given_back_once_it_has_stopped_growing(world: World) -> None:
     assert world.pass_time(100) == ""
     assert world.index.loads == []
-    for mib in (9, 10, 11, 12):
+    for mib in (13, 14, 15, 16):
         world.grow(mib)
         world.pass_time(0.5)
     assert world.index.loads == []
@@ -135,7 +137,7 @@ def test_a_region_is_given_back_once_it_has_stopped_growing(world: World) -> Non
 
 
 def test_a_model_that_needs_its_memory_keeps_it_for_longer_each_time(world: World) -> None:
-    world.grow(12)
+    world.grow(16)
     renewed = []
     for _ in range(400):
         count = len(world.index.loads)
@@ -145,11 +147,11 @@ def test_a_model_that_needs_its_memory_keeps_it_for_longer_each_time(world: Worl
     assert [round(b - a) for a, b in pairwise(renewed)] == [30, 60, 120]
     world.free = 20 * MIB  # of 64: others may need it
     world.pass_time(1)
-    assert len(world.index.loads) == len(renewed) + 1
+    assert len(world.index.loads) == len(renewed) + 2  # of one process first
 
 
 def test_where_memory_is_short_one_process_at_a_time_is_made(world: World) -> None:
-    world.grow(12)
+    world.grow(16)
     world.free = 1 * MIB
     world.pass_time(2)
     assert world.index.loads == [[(1, 1), (1, 4)], [(3, 1), (2, 4)]]
@@ -158,7 +160,7 @@ def test_where_memory_is_short_one_process_at_a_time_is_made(world: World) -> No
 def test_the_first_new_process_finds_room_however_full_it_is(world: World) -> None:
     reserve = world.index.reserve
     assert reserve.stat().st_blocks * 512 >= renewal.RESERVE_BYTES
-    world.grow(12)
+    world.grow(16)
     world.pass_time(2)
     assert world.index.reserved == [False]
     assert reserve.stat().st_blocks * 512 >= renewal.RESERVE_BYTES
@@ -171,7 +173,7 @@ def test_a_process_that_died_before_it_was_seen_ends_the_server(world: World) ->
 
 
 def test_what_cannot_be_replaced_is_told_once_and_tried_again(world: World) -> None:
-    world.grow(12)
+    world.grow(16)
     world.index.problem = "no room"
     for _ in range(200):
         assert world.pass_time(1) == ""
