@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,17 +23,13 @@ def limit_files(
     Yields:
         Whether it is the unified hierarchy, and a file that need not exist.
     """
-    groups = {
-        (True, Path()),
-        (False, Path()),
-    }  # in a container, the group's own directory is mounted as if it were the root
-    try:
+    # In a container, the group's own directory is mounted as if it were the root.
+    groups = {(True, Path()), (False, Path())}
+    with contextlib.suppress(OSError, ValueError):
         for line in own.read_text().splitlines():
             _, controllers, path = line.split(":", 2)
             if not controllers or controller in controllers.split(","):
                 group = Path(path.lstrip("/"))
                 groups |= {(not controllers, one) for one in (group, *group.parents)}
-    except (OSError, ValueError):
-        pass
     for is_unified, group in sorted(groups):
         yield is_unified, cgroups / group / unified if is_unified else cgroups / controller / group / legacy

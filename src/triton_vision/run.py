@@ -12,10 +12,14 @@ from pathlib import Path
 
 # The environment variable in which a stage finds the run-time folder of its server.
 VARIABLE = "TRITON_VISION_RUN"
-# A page for each first stage: when it was written (time.monotonic, which all processes of a machine share), seconds
-# that a request admitted then would wait, seconds that one may wait at most, and by how many seconds each item that an
-# instance admits makes the wait longer.
-PAGE = struct.Struct("<dddd")
+# A page for each first stage. The keeper writes the time (time.monotonic, which all processes of a machine share),
+# seconds that a request admitted then would wait, seconds that one may wait at most, by how many seconds each further
+# item makes the wait longer, and how many requests wait.
+PAGE = struct.Struct("<ddddd")
+# Behind that, each of the stage's instances writes a slot: when it last handed something over to the next stage, how
+# many items and requests it has handed over since the keeper wrote, and how many it is working on.
+SLOTS, SLOT = 64, struct.Struct("<ddddd")
+PAGE_BYTES = PAGE.size + SLOTS * SLOT.size
 
 
 def folder() -> Path | None:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from triton_vision.repository import Model, fitted
-from triton_vision.run import PAGE, page_path
+from triton_vision.run import PAGE, PAGE_BYTES, page_path
 
 PERIOD_S, IDLE_PERIOD_S = 0.1, 0.3
 # A rate is measured over so many seconds during which requests were waiting all the time.
@@ -42,12 +42,10 @@ class Chain:
 
     Attributes:
         steps: the models of each ensemble that begins with it, without itself.
-        instances: of the first stage.
         patience: seconds that an answer may take.
     """
 
     steps: tuple[tuple[str, ...], ...]
-    instances: int
     patience: float
 
 
@@ -67,12 +65,11 @@ def chains(served: Mapping[str, Model]) -> dict[str, Chain]:
 
 def _chain(first: Model, steps: tuple[tuple[str, ...], ...]) -> Chain:
     config = first.config
-    instances = sum(max(1, group.count) for group in config.instance_group) if config is not None else 1
     patience = PATIENCE_S
     if config is not None and "patience" in config.parameters:
         with contextlib.suppress(ValueError):
             patience = float(config.parameters["patience"].string_value)
-    return Chain(steps, max(1, instances), patience)
+    return Chain(steps, patience)
 
 
 class Sample(NamedTuple):
@@ -98,8 +95,8 @@ class Rate:
 
     def __init__(self) -> None:
         self.per_second = 0.0
-        # Items: those of the batch at work, and those with all that wait.
-        self.at_work = self.ahead = 0.0
+        # Requests that wait; items of those and of the batch at work.
+        self.waiting = self.ahead = 0.0
         self._each = 1.0
         self._last = Sample(-math.inf, 0.0, 0.0, 0.0, 0.0)
         # The end of a batch since which requests have been waiting all the time.
@@ -128,11 +125,10 @@ class Rate:
             # It took what waited before, and what has come since then, about as fast as it is done.
             taken = last.waiting - sample.waiting + min(passed, IDLE_PERIOD_S) * self.per_second
             self._began, self._batch = sample.at, max(0.0, taken) / (sample.batches - last.batches)
-        self.at_work = 0.0
+        self.waiting, self.ahead = sample.waiting, sample.waiting * self._each
         if self.is_busy(sample.at):
-            # They are among neither the waiting nor the done.
-            self.at_work = max(0.0, self._batch - (sample.at - self._began) * self.per_second)
-        self.ahead = sample.waiting * self._each + self.at_work
+            # Those of the batch at work are among neither the waiting nor the done.
+            self.ahead += max(0.0, self._batch - (sample.at - self._began) * self.per_second)
 
     def _learn(self, since: Sample, sample: Sample) -> None:
         items, seconds, calls = sample.done - since.done, sample.at - since.at, sample.requests - since.requests
@@ -168,7 +164,7 @@ class Pace:
         self._rates = {name: Rate() for chain in chains.values() for steps in chain.steps for name in steps}
         self._pages = {first: page_path(run, first) for first in chains}
         for page in self._pages.values():
-            page.write_bytes(bytes(PAGE.size))
+            page.write_bytes(bytes(PAGE_BYTES))
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -216,15 +212,13 @@ class Pace:
             found = values.get(name, {})
             rate.see(Sample(now, *(found.get(what, 0.0) for what in SAMPLES)))
 
-    def told(self, first: str, now: float) -> tuple[float, float, float]:
-        """What the page of a first stage says: see ``run.PAGE``."""
+    def told(self, first: str, now: float) -> tuple[float, float, float, float]:
+        """What the page of a first stage says after its time: see ``run.PAGE``."""
         chain = self._chains[first]
-        wait, work, each = 0.0, 0.0, 0.0
+        wait, each, waiting = 0.0, 0.0, 0.0
         for steps in chain.steps:
             rates = [self._rates[name] for name in steps]
             wait = max(wait, sum(rate.wait() for rate in rates))
-            work = max(work, sum(rate.at_work / rate.per_second for rate in rates if rate.at_work))
-            slowest = min((rate.per_second for rate in rates if rate.is_busy(now)), default=math.inf)
-            each = max(each, chain.instances / slowest)
-        # Patience is for what waits: one large batch at work is no reason to turn the next caller away.
-        return min(wait, 1e6), chain.patience + work, each
+            each = max([each, *(1.0 / rate.per_second for rate in rates if rate.is_busy(now))])
+            waiting = max([waiting, *(rate.waiting for rate in rates)])
+        return min(wait, 1e6), chain.patience, each, waiting

@@ -86,7 +86,7 @@ class Adapter:
         self._warm_up()
         self._meter = Meter(self.utils, config.name)
         self._log = RefusalLog(self.utils, config.name)
-        self._gate = find_gate(config.name)
+        self._gate = find_gate(config.name, config.instance)
         shared = run.folder()
         debt = Debt(run.debt_path(shared, config.name) if shared is not None else None)
         self._lane = Lane(f"{config.name}-aside", MOST_ASIDE_S, debt)
@@ -95,8 +95,6 @@ class Adapter:
     def execute(self, requests: Sequence[Any]) -> list[Any]:
         """Answers every request, each with its own result or its own error."""
         began = time.perf_counter()
-        if self._gate is not None:
-            self._gate.passed()
         calls = [Call(request) for request in requests]
         live = []
         for call in calls:
@@ -128,6 +126,8 @@ class Adapter:
             self._lane.settle()
         # Triton takes None for a request that is answered through its sender.
         responses = [None if call.sender is not None else self._response(call) for call in calls]
+        if self._gate is not None:
+            self._gate.passed()
         self._count(
             [call for call in live if call.sender is None], refused, (began, read, processed, time.perf_counter())
         )
@@ -214,12 +214,13 @@ class Adapter:
 
     def _do_at_once(self, batch: Batch) -> None:
         """The keeper is about to replace this process, which is to owe nobody an answer: what is short is done now."""
-        for again in range(2):
-            for row, aside in tuple(batch.asides.items()):
-                if again or kind_of(aside.seconds, sure=aside.sure) != SHORT:
-                    batch.note(row, Overloaded(aside.seconds))
-                    del batch.asides[row]
-            self._do_asides(batch)
+        late = {row: aside for row, aside in batch.asides.items() if kind_of(aside.seconds, sure=aside.sure) != SHORT}
+        batch.asides = {row: aside for row, aside in batch.asides.items() if row not in late}
+        self._do_asides(batch)
+        late |= batch.asides  # what turned out to take longer
+        batch.asides = {}
+        for row, aside in late.items():
+            batch.note(row, Overloaded(aside.seconds))
 
     def _set_aside(self, call: Call, batch: Batch, known: list[bool] | None) -> None:
         """Has a request answered later; it must not wait for the others of its batch, nor they for it."""

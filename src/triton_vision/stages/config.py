@@ -74,7 +74,7 @@ class StageConfig:
 
     Args:
         arguments: what Triton hands to ``initialize``: ``model_config`` (JSON), ``model_repository`` (the model's
-            directory) and ``model_version``.
+            directory), ``model_version`` and ``model_instance_name`` (NAME_GROUP_NUMBER).
 
     Raises:
         ConfigError: the configuration has no batch dimension, or a type that stages cannot carry.
@@ -87,12 +87,14 @@ class StageConfig:
         self.folder = Path(arguments.get("model_repository", "."))
         self.version_folder = self.folder / str(arguments.get("model_version", "1"))
         if not (config.get("input") or config.get("output")):
-            raise ConfigError("there is no config.pbtxt beside the version's folder, or it declares no tensors")
+            raise ConfigError("there is no config.pbtxt, or it declares no tensors")
         if self.max_batch_size < 1:
             raise ConfigError("max_batch_size must be at least 1: stages work on batches")
         self.inputs = self._tensors("input", config.get("input", []))
         self.outputs = self._tensors("output", config.get("output", []))
         self.instances = sum(max(1, int(group.get("count", 1))) for group in config.get("instance_group", [])) or 1
+        number = arguments.get("model_instance_name", "").rpartition("_")[2]
+        self.instance = int(number) if number.isdecimal() else 0
         self._parameters: dict[str, str] = {
             key: value.get("string_value", "") for key, value in config.get("parameters", {}).items()
         }

@@ -9,32 +9,38 @@ from __future__ import annotations
 
 import mmap
 import time
-from collections import deque
 from pathlib import Path
 
+import numpy as np
+
 from triton_vision import run
-from triton_vision.run import PAGE
+from triton_vision.run import PAGE, SLOTS
 from triton_vision.stages.errors import Overloaded
 
 # An older page is left from a keeper that does not write any more.
 STALE_S = 2.0
+# What an answer takes varies, and one that comes just too late is work for nobody.
 MARGIN = 2.5
+# So many requests may always wait, however many images they hold.
+FEW_REQUESTS = 4
+# The columns of the slots.
+PASSED_AT, PASSED, HERE = 0, slice(1, 3), slice(3, 5)
 
 
 class Gate:
     """One instance's view of its model's page.
 
     Args:
-        page: the file; it has the size of PAGE.
+        page: the file.
+        instance: a number of its own for each of the model's instances.
     """
 
-    def __init__(self, page: Path) -> None:
-        with page.open("rb") as file:
-            self._page = mmap.mmap(file.fileno(), PAGE.size, prot=mmap.PROT_READ)
-        # What the page does not count yet: the items of each request, and when they left this stage.
-        self._unseen: deque[tuple[float, int]] = deque()
-        self._here: list[int] = []
-        self._admitted = 0
+    def __init__(self, page: Path, instance: int) -> None:
+        with page.open("r+b") as file:
+            self._page = mmap.mmap(file.fileno(), run.PAGE_BYTES)
+        self._slots = np.frombuffer(self._page, np.float64, offset=PAGE.size).reshape(SLOTS, -1)
+        self._own = self._slots[instance % SLOTS]
+        self._own[:] = 0.0  # another process may have died with it
 
     def admit(self, items: int, timeout: float) -> None:
         """Counts a request's items in.
@@ -46,31 +52,32 @@ class Gate:
         Raises:
             Overloaded: its answer would come too late.
         """
-        written, wait, patience, each = PAGE.unpack(self._page)
+        written, wait, patience, each, waiting = PAGE.unpack_from(self._page)
         age = time.monotonic() - written
         if age > STALE_S:
             return
-        while self._unseen and self._unseen[0][0] < written:
-            self._admitted -= self._unseen.popleft()[1]
-        # Since the page was written, items have been added to the queue, and others have left it.
-        # ``each`` takes it that all instances admit as many, which one large request does not show.
-        requests = len(self._unseen) + len(self._here)
-        wait += self._admitted * each * min(1.0, requests / 3) - age
-        # What an answer takes varies, and one that comes just too late is work for nobody.
-        if wait >= patience or 0.0 < timeout < MARGIN * wait:
+        # Since the page was written, items have been admitted, and others are done.
+        unseen = self._slots[self._slots[:, PASSED_AT] >= written, PASSED].sum(axis=0)
+        more, requests = unseen + self._slots[:, HERE].sum(axis=0)
+        wait += more * each - age
+        if (wait >= patience and waiting + requests >= FEW_REQUESTS) or 0.0 < timeout < MARGIN * wait:
             raise Overloaded(wait)
-        self._admitted += items
-        self._here.append(items)
+        self._own[HERE] += (items, 1)
 
     def passed(self) -> None:
         """All items that have been admitted are on their way to the rest of the chain."""
-        now = time.monotonic()
-        self._unseen.extend((now, items) for items in self._here)
-        self._here.clear()
+        own = self._own
+        if not own[HERE].any():
+            return
+        if own[PASSED_AT] < PAGE.unpack_from(self._page)[0]:
+            own[PASSED] = 0.0
+        own[PASSED] += own[HERE]
+        own[PASSED_AT] = time.monotonic()
+        own[HERE] = 0.0
 
 
-def find_gate(model: str) -> Gate | None:
-    """The gate of a model; None where nobody keeps one."""
+def find_gate(model: str, instance: int) -> Gate | None:
+    """The gate of a model's instance; None where nobody keeps one."""
     folder = run.folder()
     page = run.page_path(folder, model) if folder is not None else None
-    return Gate(page) if page is not None and page.exists() else None
+    return Gate(page, instance) if page is not None and page.exists() else None

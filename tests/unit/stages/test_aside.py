@@ -249,19 +249,18 @@ def test_a_stage_that_never_comes_back_is_ended() -> None:
     assert (done.returncode, done.stdout) == (-signal.SIGPROF, "[[0.]]\n"), done.stderr
 
 
-def page(folder: Path, wait: float, patience: float = 3.0, age: float = 0.0, each: float = 0.0) -> Path:
+def page(folder: Path, wait: float, *, each: float = 0.0, waiting: int = 9, age: float = 0.0) -> Path:
+    """A page as the keeper would write it, for a chain with three seconds of patience."""
     path = run.page_path(folder, "numbers")
-    content = run.PAGE.pack(time.monotonic() - age, wait, patience, each)
-    if path.exists():
-        with path.open("r+b") as file:
-            file.write(content)
-    else:
-        path.write_bytes(content)
+    if not path.exists():
+        path.write_bytes(bytes(run.PAGE_BYTES))
+    with path.open("r+b") as file:
+        file.write(run.PAGE.pack(time.monotonic() - age, wait, 3.0, each, waiting))
     return path
 
 
 def test_the_gate_admits_what_can_be_answered_in_time(tmp_path: Path) -> None:
-    gate = Gate(page(tmp_path, wait=2.0))
+    gate = Gate(page(tmp_path, wait=2.0), 0)
     gate.admit(2, 0.0)
     gate.admit(2, 6.0)
     with pytest.raises(Overloaded, match=r"about 2\.0 s"):
@@ -273,37 +272,54 @@ def test_the_gate_admits_what_can_be_answered_in_time(tmp_path: Path) -> None:
     gate.admit(1, 1.5)  # nobody writes it any more
 
 
-def test_those_who_have_just_been_admitted_come_first(tmp_path: Path) -> None:
-    gate = Gate(page(tmp_path, wait=1.0, each=0.5))
-    for _ in range(3):
-        gate.admit(1, 0.0)
-    with pytest.raises(Overloaded, match=r"about 2\.5 s"):
-        gate.admit(1, 5.0)
+def test_those_who_have_just_been_admitted_come_first_whichever_instance_has_them(tmp_path: Path) -> None:
+    gate, other = (Gate(page(tmp_path, wait=1.0, each=0.5), instance) for instance in range(2))
+    gate.admit(2, 0.0)
+    other.admit(1, 0.0)
+    for one in (gate, other):
+        with pytest.raises(Overloaded, match=r"about 2\.5 s"):
+            one.admit(1, 5.0)
     gate.admit(2, 0.0)
     with pytest.raises(Overloaded, match=r"about 3\.5 s"):
-        gate.admit(1, 0.0)
+        other.admit(1, 0.0)
     # What is still in this stage is not in the queue that the next page tells of; what has passed it before, is.
+    other.passed()
     page(tmp_path, wait=1.0, each=0.5)
-    with pytest.raises(Overloaded, match=r"about 3\.5 s"):
-        gate.admit(1, 0.0)
+    with pytest.raises(Overloaded, match=r"about 3\.0 s"):
+        gate.admit(1, 5.0)
     gate.passed()
+    with pytest.raises(Overloaded, match=r"about 3\.0 s"):
+        gate.admit(1, 5.0)
     page(tmp_path, wait=2.0, each=0.5)
     gate.admit(1, 0.0)
+    # What an instance died with does not count once it is replaced.
+    Gate(page(tmp_path, wait=2.9, each=0.5), 0).admit(1, 0.0)
 
 
 def test_what_has_been_done_since_the_page_was_written_waits_no_more(tmp_path: Path) -> None:
-    gate = Gate(page(tmp_path, wait=0.2, each=0.02, age=1.5))
-    for items in (190, 10, 1, 100):
+    gate = Gate(page(tmp_path, wait=0.2, each=0.02, age=1.5), 0)
+    for items in (190, 10, 20):
         gate.admit(items, 0.0)
     with pytest.raises(Overloaded):
         gate.admit(1, 0.0)
 
 
+def test_a_few_requests_may_always_wait_however_many_images_they_hold(tmp_path: Path) -> None:
+    gate = Gate(page(tmp_path, wait=4.0, each=0.05, waiting=2), 0)
+    gate.admit(32, 0.0)
+    gate.admit(32, 0.0)
+    with pytest.raises(Overloaded):
+        gate.admit(32, 0.0)
+    page(tmp_path, wait=4.0, each=0.05, waiting=1)
+    with pytest.raises(Overloaded):
+        gate.admit(1, 5.0)  # nobody would wait so long for it
+
+
 def test_a_stage_finds_its_gate_and_refuses_before_it_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert find_gate("numbers") is None
+    assert find_gate("numbers", 0) is None
     monkeypatch.setenv(run.VARIABLE, str(tmp_path))
-    assert find_gate("numbers") is None
-    page(tmp_path, wait=2.0, each=4.5)
+    assert find_gate("numbers", 0) is None
+    page(tmp_path, wait=2.0, each=1.5)
     runner = StageRunner(Long, WITH_STATUS)
     good, turned_away = runner.execute([numbers(1, status=[b""]), numbers(2, status=[b""])])
     assert good.outputs["OUT"] == 1
