@@ -147,7 +147,7 @@ check_own_address() {
     [[ $1 != 0.0.0.0 && $1 != :: && $1 != 127.* ]] || return 0
     command -v ip >/dev/null || return 0
     [[ -n $(ip -oneline address show to "$1" 2>/dev/null) ]] || {
-        error "--bind $1 is no address of this machine: see 'ip address'"
+        error "--bind $1 is not an address of this machine: see 'ip address'"
         return 1
     }
 }

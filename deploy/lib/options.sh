@@ -175,7 +175,7 @@ read_env_file() {
         name=${name,,}
         name=${name//_/-}
         if [[ $line != *=* || $key != TRITON_VISION_* || $name == env-file ]] || ! option_field "$name" 2 >/dev/null; then
-            die "$file, line $number: '$key' is no setting of this script: write TRITON_VISION_NAME=value, one a line" \
+            die "$file, line $number: '$key' is not a setting of this script: write TRITON_VISION_NAME=value, one a line" \
                 "(variables for the container go into --container-env-file)"
         fi
         line=${line#*=}

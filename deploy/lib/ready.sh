@@ -44,7 +44,7 @@ photo_for() {
 }
 
 # call URL ENSEMBLE: whether it is ready and, where it takes images, answers one. Says why not. An image that is refused
-# has been answered, and a queue that is full of others' work is no fault.
+# has been answered, and a queue full of other callers' work says nothing against the server.
 call() {
     local answer code metadata
     ask "$1/v2/models/$2/ready" >/dev/null || {

@@ -16,15 +16,15 @@ validate_start() {
     local name endpoint
     for name in timeout overlap stop-timeout min-disk; do check_whole "$name"; done
     (($(option timeout) > 0)) || die "--timeout must be above 0 seconds"
-    [[ $(option image) =~ ^[A-Za-z0-9][A-Za-z0-9_./:@-]*$ ]] || die "--image '$(option image)' is no image reference"
+    [[ $(option image) =~ ^[A-Za-z0-9][A-Za-z0-9_./:@-]*$ ]] || die "--image '$(option image)' is not an image reference"
     [[ $(option shm-size) =~ ^[1-9][0-9]*[bkmgBKMG]?$ ]] ||
-        die "--shm-size '$(option shm-size)' is no size: write a number and b, k, m or g, such as 1g"
-    [[ ${OPTION[min-driver]-0} =~ ^[0-9]+(\.[0-9]+)*$ ]] || die "--min-driver '${OPTION[min-driver]}' is no version"
+        die "--shm-size '$(option shm-size)' is not a size: write a number and b, k, m or g, such as 1g"
+    [[ ${OPTION[min-driver]-0} =~ ^[0-9]+(\.[0-9]+)*$ ]] || die "--min-driver '${OPTION[min-driver]}' is not a version"
     [[ ${OPTION[user]-0} =~ ^[A-Za-z0-9_][A-Za-z0-9_.-]*(:[A-Za-z0-9_.-]+)?$ ]] ||
         die "--user '${OPTION[user]}' is no UID, UID:GID or name"
     [[ ${OPTION[config-name]-a} =~ ^[A-Za-z0-9_.-]+$ ]] ||
-        die "--config-name '${OPTION[config-name]}' is no name: give configs/NAME.pbtxt's NAME"
-    [[ ${OPTION[ensemble]-a} =~ ^[A-Za-z0-9_.:-]+$ ]] || die "--ensemble '${OPTION[ensemble]}' is no model's name"
+        die "--config-name '${OPTION[config-name]}' is not a name: give configs/NAME.pbtxt's NAME"
+    [[ ${OPTION[ensemble]-a} =~ ^[A-Za-z0-9_.:-]+$ ]] || die "--ensemble '${OPTION[ensemble]}' is not a model's name"
     [[ ${OPTION[gpus]-all} =~ ^(all|none|[A-Za-z0-9-]+(,[A-Za-z0-9-]+)*)$ ]] ||
         die "--gpus '${OPTION[gpus]}': say all, none, or indices or UUIDs with commas between, such as 0,1"
     check_address "$(option bind)"
@@ -52,7 +52,7 @@ validate_serve_arguments() {
 check_whole() {
     local value
     value=$(option "$1")
-    [[ -z $value || $value =~ ^[0-9]{1,6}$ ]] || die "--$1 '$value' is no whole number"
+    [[ -z $value || $value =~ ^[0-9]{1,6}$ ]] || die "--$1 '$value' is not a whole number"
 }
 
 check_address() {
@@ -69,7 +69,7 @@ validate_ports() {
     local endpoint name value set step seen=' '
     for name in http-port grpc-port metrics-port port-step; do
         value=$(option "$name")
-        [[ $value =~ ^[1-9][0-9]{0,4}$ ]] || die "--$name '$value' is no number from 1 to 65535"
+        [[ $value =~ ^[1-9][0-9]{0,4}$ ]] || die "--$name '$value' is not a number from 1 to 65535"
     done
     step=$(option port-step)
     for endpoint in http grpc metrics; do
@@ -99,7 +99,7 @@ check_path() {
         # As docker has it: what has no slash is a volume's name.
         if [[ $value != */* ]]; then
             [[ $value =~ ^[A-Za-z0-9][A-Za-z0-9_.-]+$ ]] ||
-                die "--artifacts '$value' is no volume's name; a directory is written with a slash, ./$value"
+                die "--artifacts '$value' is not a volume's name; a directory is written with a slash, ./$value"
             return 0
         fi
         [[ -d $value ]] || die "--artifacts: there is no directory '$value': make it, writable for the server's user"

@@ -241,7 +241,7 @@ def test_taken_ports_are_noticed_without_ss(tmp_path: Path) -> None:
 
 def test_an_address_of_another_machine(tmp_path: Path) -> None:
     told = refused(machine(tmp_path, docker=fakes.docker()), "--bind", "192.0.2.1")
-    assert "--bind 192.0.2.1 is no address of this machine" in told
+    assert "--bind 192.0.2.1 is not an address of this machine" in told
 
 
 def test_all_that_is_wrong_is_said_at_once(tmp_path: Path) -> None:

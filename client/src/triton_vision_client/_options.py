@@ -87,8 +87,8 @@ class TLSConfig:
                 context.load_cert_chain(self.certificate, self.key, password=lambda: b"")
             except ssl.SSLError as error:
                 raise ValueError(
-                    f"TLSConfig: {self.certificate} and {self.key} are no certificate and its key, unencrypted, in "
-                    f"PEM ({error.reason})"
+                    f"TLSConfig: {self.certificate} and {self.key} are not a certificate and its unencrypted key "
+                    f"in PEM ({error.reason})"
                 ) from None
 
     def read(self) -> tuple[Optional[bytes], Optional[bytes], Optional[bytes]]:

@@ -26,8 +26,8 @@ MAX_TIMEOUT_S = 86_400
 URL = re.compile(r"(?:[^\s:/\[\]]+|\[[0-9a-fA-F:.]+(?:%\w+)?\]):(\d{1,5})")
 # What gRPC itself resolves (its naming document); whatever follows is its affair.
 GRPC_URL = re.compile(r"(unix|unix-abstract|ipv4|ipv6|dns|vsock):[^\s]+")
-# W3C Trace Context: version, trace id, parent id, flags; 'ff' is no version, no id is all zeros, and only versions to
-# come may have more.
+# W3C Trace Context: version, trace id, parent id, flags; 'ff' is not a version, no id is all zeros, and only versions
+# to come may have more.
 IDS_FLAGS = r"(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}"
 TRACEPARENT = re.compile(rf"00-{IDS_FLAGS}|(?!00|ff)[0-9a-f]{{2}}-{IDS_FLAGS}(-[!-~]*)?")
 # A version to come may have more than the 55 characters of today's, but servers take 8 KiB of headers in all.

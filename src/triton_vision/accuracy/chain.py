@@ -66,11 +66,11 @@ def read_chain(repository: Path, name: str) -> Chain:
     """Reads the ensemble ``name``.
 
     Raises:
-        RepositoryError: it is not there, or is no chain of preprocessing, core and postprocessing.
+        RepositoryError: it is not there, or is not a chain of preprocessing, core and postprocessing.
     """
     ensemble = _model(repository, name)
     if not ensemble.is_image_ensemble():
-        raise RepositoryError(f"{name} in {repository} is no ensemble from IMAGE to labels")
+        raise RepositoryError(f"{name} in {repository} is not an ensemble from IMAGE to labels")
     steps = ensemble.config.ensemble_scheduling.step
     first = _step(name, [step for step in steps if "IMAGE" in step.input_map.values()], "reads IMAGE")
     pixels = first.output_map.get("PIXELS")

@@ -10,14 +10,14 @@ from collections.abc import Iterator
 from triton_vision.cli.find import Found, Unreadable
 
 CHUNK = 1 << 16
-# Longer than any path that a system takes; what has no separator for so long is no list.
+# Longer than any path that a system takes; what has no separator for so long is not a list.
 LONGEST = 1 << 16
 # After so many milliseconds without a name the caller hears of it.
 PATIENCE_MS = 100
 
 
 class ListError(Exception):
-    """This is no list of paths."""
+    """This is not a list of paths."""
 
 
 def read_list(fd: int, name: str, nul: bool, check: bool = True) -> Iterator[Found | None]:
@@ -46,14 +46,16 @@ def read_list(fd: int, name: str, nul: bool, check: bool = True) -> Iterator[Fou
             continue
         if not nul and b"\0" in chunk:
             raise ListError(
-                f"{name} holds NUL bytes, so it is no list of one path a line: add -0 if NUL bytes separate the paths; "
+                f"{name} holds NUL bytes, so it is not a list of one path a line: add -0 if NUL bytes separate the paths; "
                 "an image itself cannot be given this way"
             )
         *lines, rest = (rest + chunk).split(separator)
         for line in lines:
             yield from _entry(line, nul, check)
         if len(rest) > LONGEST:
-            raise ListError(f"{name} is no list of paths: nothing separates them" + ("; leave out -0" if nul else ""))
+            raise ListError(
+                f"{name} is not a list of paths: nothing separates them" + ("; leave out -0" if nul else "")
+            )
     yield from _entry(rest, nul, check)
 
 
@@ -91,7 +93,7 @@ def _entry(line: bytes, nul: bool, check: bool) -> Iterator[Found]:
 
 
 def _complaint(path: str) -> str | None:
-    """Why the path is no file that can be sent: a pipe, for example, would be waited for without end."""
+    """Why the path is not a file that can be sent: a pipe, for example, would be waited for without end."""
     try:
         mode = os.stat(path).st_mode
     except OSError as error:

@@ -141,7 +141,7 @@ def _triples(args: argparse.Namespace) -> list[str]:
 def _calibration(folder: str, target: Path) -> int:
     """Writes the pixels of at most MOST_CALIBRATED images, evenly chosen, as the preprocessing makes them; how many.
 
-    What is no image is passed over.
+    What is not an image is passed over.
     """
     import numpy as np
 

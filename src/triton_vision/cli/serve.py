@@ -256,7 +256,7 @@ def _broken(server: TritonServer, chosen: Selection) -> list[str]:
     assert server.selection is not None
     gone = {name: why for name, why in server.selection.left_out.items() if name not in chosen.left_out}
     return [
-        f"left out: {name}: {why}" if why.startswith("chains ") else f"error: {name} {why}"
+        f"error: {name} {why}" if name in server.selection.broken else f"left out: {name}: {why}"
         for name, why in gone.items()
     ]
 

@@ -32,8 +32,7 @@ PLATFORM_BACKEND = {
     "tensorflow_savedmodel": "tensorflow",
     "tensorrt_plan": "tensorrt",
 }
-
-
+# protobuf's words where a text names a field that the message has not.
 UNKNOWN_FIELD = re.compile(r'Message type "([\w.]+)" has no field named "(\w+)"')
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import cache
+from itertools import takewhile
 from pathlib import Path
 
 from triton_vision.repository import sidecar, variant
@@ -24,6 +26,7 @@ class Selection:
         pipelines: what callers ask, served or not: the ensembles that no other chains, or without any all models.
         doubts: a sentence for each variant that was passed over for what is wrong with its artifact, and for each model
             whose artifacts were made from different weights.
+        broken: the models of ``left_out`` that only the server found to be unusable.
     """
 
     config_name: str | None
@@ -33,6 +36,7 @@ class Selection:
     unvouched: tuple[str, ...] = ()
     pipelines: tuple[str, ...] = ()
     doubts: tuple[str, ...] = ()
+    broken: frozenset[str] = frozenset()
 
     def served_pipelines(self) -> list[str]:
         """The names of the pipelines that are served."""
@@ -47,7 +51,7 @@ class Selection:
         gone = dict(broken)
         _leave_out_ensembles(self.served, gone)
         served = {name: model for name, model in self.served.items() if name not in gone}
-        return replace(self, served=served, left_out={**self.left_out, **gone})
+        return replace(self, served=served, left_out={**self.left_out, **gone}, broken=self.broken | broken.keys())
 
     def image_ensembles(self) -> list[str]:
         """The names of the served ensembles that take one encoded image."""
@@ -97,7 +101,7 @@ def select(
         raise RepositoryError(f"{repository} holds no model directories")
     if config_name and not re.fullmatch(r"[A-Za-z0-9_-][A-Za-z0-9_.-]*", config_name):
         raise RepositoryError(
-            f"{config_name!r} is no variant's name: it names configs/NAME.pbtxt in a model's directory"
+            f"{config_name!r} is not a variant's name: it names configs/NAME.pbtxt in a model's directory"
         )
     known = sorted({name for folder in folders for name in variants(folder)})
     if config_name and config_name not in known:
@@ -116,8 +120,25 @@ def select(
 
     doubts: list[str] = []
     if not config_name:
-        candidates = {name: read(name) for name in variant.ON_GPU}
-        config_name, doubts = variant.pick(candidates, reason, gpu=gpu, tensorrt="tensorrt" in backends)
+
+        @cache
+        def own(name: str | None) -> tuple[Model, ...]:
+            return tuple(model for model in read(name).values() if variant.is_own(model, name))
+
+        @cache
+        def faults(name: str | None) -> dict[str, str]:
+            return {model.name: why for model in own(name) if (why := reason(model))}
+
+        def is_usable(name: str | None) -> bool:
+            return bool(own(name)) and not faults(name)
+
+        config_name = variant.pick(is_usable, gpu=gpu, tensorrt="tensorrt" in backends)
+        for name in takewhile(lambda name: not is_usable(name), variant.ranked(gpu=gpu)):
+            # What this server has no backend for, and what is not there, was never to be had.
+            there = all(model.backend in backends and not model.missing_artifacts() for model in own(name))
+            if there and name != config_name:
+                what = name or "of config.pbtxt"
+                doubts += [f"{model}: passed over the variant {what}: {why}" for model, why in faults(name).items()]
         if config_name not in known:
             config_name = None
     models = read(config_name)
@@ -158,17 +179,18 @@ def _reason(model: Model, backends: frozenset[str]) -> str:
         return model.problem
     backend = model.backend
     if not backend and model.config is None and not model.version_folders():
-        return "is no model: it has neither a config.pbtxt nor a version directory"
+        return "is not a model: it has neither a config.pbtxt nor a version directory"
     if not backend and model.config is None:
-        return "is no model: it has no config.pbtxt, and no file that Triton would know by its name"
+        return "is not a model: it has no config.pbtxt and no file whose name Triton recognizes"
     if backend not in ("ensemble", "", *backends):
         return f"needs the backend {backend!r}, which this server does not have"
     if model.config is not None and model.config.name not in ("", model.name):
         return f"is called {model.config.name!r} by its {model.config_file}: rename one of the two"
     if not model.is_ensemble and not model.version_folders():
-        like = next((name for name in model.folders() if name.strip("vV").isdecimal()), "")
-        if like:
-            return f"has no version directory: {like} must be a plain number, {like.strip('vV')}"
+        for name in model.folders():
+            like = re.fullmatch(r"[vV]\.?([1-9][0-9]*)", name)
+            if like:
+                return f"has no version directory: {name} must be a plain number, {like[1]}"
     missing = model.missing_artifacts()
     return f"has no {' and no '.join(missing)}" if missing else sidecar.problem(model)
 

@@ -58,7 +58,7 @@ def problem(model: Model) -> str:
                 continue
             shown = f"{version.name}/{name}"
             if not path.is_file():
-                return f"{shown} is no file"
+                return f"{shown} is not a file"
             if stated["sha256"] != sha256(path):
                 return (
                     f"{shown} is not the file that {shown}{SUFFIX} describes (swapped, corrupted or half-written): "
@@ -79,11 +79,9 @@ def disagreement(model: Model) -> str:
             source = read(file.with_suffix("")).get("weights_sha256")
             if source:
                 made.setdefault(str(source), f"{version.name}/{file.stem}")
-    return (
-        ""
-        if len(made) < 2
-        else f"{' and '.join(made.values())} were made from different weights: make one of them again"
-    )
+    if len(made) < 2:
+        return ""
+    return f"{' and '.join(made.values())} were made from different weights: make one of them again"
 
 
 def weights(model: Model) -> str:

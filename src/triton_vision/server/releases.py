@@ -184,7 +184,7 @@ def _same_branch_or_newer(found: tuple[int, ...], least: tuple[int, ...]) -> boo
 
 
 def _numbers(version: str) -> tuple[int, ...]:
-    """``535.183.01`` as numbers; empty for what is no version."""
+    """``535.183.01`` as numbers; empty for what is not a version."""
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)*)\s*", version)
     return tuple(map(int, match[1].split("."))) if match else ()
 

@@ -64,7 +64,7 @@ def read_token(role: str, file: str | Path | None, environment: Mapping[str, str
         try:
             text, source = path.read_text(encoding="utf-8"), f"{option} {path}"
         except UnicodeDecodeError:
-            raise SetupError(f"{option} {path} is no text: put the token alone into it, as ASCII text") from None
+            raise SetupError(f"{option} {path} is not text: put the token alone into it, as ASCII text") from None
         except OSError as error:
             raise SetupError(f"{option} {path} cannot be read: {(error.strerror or str(error)).lower()}") from None
     elif variable(role) in environment:

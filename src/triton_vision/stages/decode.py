@@ -125,7 +125,7 @@ def _check(data: bytes, limits: Limits) -> str:
     name = sniff(data)
     accepted = name in limits.formats or (name == "JPEG" and "MPO" in limits.formats)
     if not accepted or name not in DECODERS:
-        what = f"{name} is not accepted" if name else "the first bytes are no known image format's"
+        what = f"{name} is not accepted" if name else "the first bytes match no known image format"
         raise ImageRefused("unsupported_format", f"{what}; send one of {', '.join(limits.formats)}")
     return name
 

@@ -350,7 +350,7 @@ def _encoded(item: bytes | str) -> bytes:
 
 def _check_cast(tensor: Tensor, given: Array) -> None:
     if given.dtype.kind not in "biuf":
-        raise ValueError(f"output {tensor.name}: {given.dtype} is no number for {tensor.triton_type}")
+        raise ValueError(f"output {tensor.name}: {given.dtype} does not fit {tensor.triton_type}")
     if tensor.dtype.kind in "iu" and given.dtype.kind in "iuf" and given.size:
         bounds = np.iinfo(tensor.dtype)
         # A NaN is not within them either.

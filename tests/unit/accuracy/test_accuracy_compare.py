@@ -195,7 +195,7 @@ def test_the_shipped_ensembles_can_be_read(name: str, core: str, kernel: str) ->
 def test_what_is_no_image_ensemble(tmp_path: Path) -> None:
     with pytest.raises(RepositoryError, match="there is no nonesuch"):
         read_chain(ROOT / "model_repository", "nonesuch")
-    with pytest.raises(RepositoryError, match="is no ensemble from IMAGE to labels"):
+    with pytest.raises(RepositoryError, match="is not an ensemble from IMAGE to labels"):
         read_chain(ROOT / "model_repository", "preprocess")
     (tmp_path / "ensemble").mkdir()
     with pytest.raises(RepositoryError, match=r"there is no config\.pbtxt"):

@@ -70,7 +70,7 @@ def test_a_server_that_stays_busy_is_an_error(monkeypatch: pytest.MonkeyPatch) -
 def test_a_source_that_fails_does_so_after_its_answers() -> None:
     def source() -> Iterator[str]:
         yield from NAMES
-        raise ListError("this is no list")
+        raise ListError("this is not a list")
 
     feed = Feed(source(), lambda _: None)
     answers = results(feed, Client())

@@ -1,4 +1,4 @@
-"""Lists of paths: separators, slow pipes, and what is no list."""
+"""Lists of paths: separators, slow pipes, and what is not a list."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ def start() -> Iterator[Callable[..., tuple[str, Ready]]]:
     servers = []
 
     def one(script: Script, host: str = "127.0.0.1", garbled: Callable[[], bool] | None = None) -> tuple[str, Ready]:
-        """A server; ``garbled`` says whether it answers questions about readiness with what is no message."""
+        """A server; ``garbled`` says whether it answers questions about readiness with what is not a message."""
         server = grpc.server(futures.ThreadPoolExecutor(160), options=[("grpc.max_receive_message_length", -1)])
         servicer = Ready(script)
         service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(servicer, server)

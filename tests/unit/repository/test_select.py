@@ -360,7 +360,7 @@ def test_strays_are_left_out_with_the_reason(tmp_path: Path, monkeypatch: pytest
     assert selection.left_out == {
         "good.bak": "is called 'good' by its config.pbtxt: rename one of the two",
         "lost+found": "cannot be read: Permission denied",
-        "old_experiments": "is no model: it has no config.pbtxt, and no file that Triton would know by its name",
+        "old_experiments": "is not a model: it has no config.pbtxt and no file whose name Triton recognizes",
     }
 
 

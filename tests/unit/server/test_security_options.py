@@ -129,7 +129,7 @@ def test_a_token_comes_from_its_file_before_its_variable(tmp_path: Path) -> None
         (b"two words", "must be ASCII"),
         (b"two\nlines", "must be ASCII"),
         ("schlüssel".encode(), "must be ASCII"),
-        (b"\xff\xfe", "is no text"),
+        (b"\xff\xfe", "is not text"),
     ],
 )
 def test_what_is_no_token(tmp_path: Path, content: bytes, words: str) -> None:
