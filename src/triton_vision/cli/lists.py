@@ -46,8 +46,8 @@ def read_list(fd: int, name: str, nul: bool, check: bool = True) -> Iterator[Fou
             continue
         if not nul and b"\0" in chunk:
             raise ListError(
-                f"{name} holds NUL bytes, so it is not a list of one path a line: add -0 if NUL bytes separate the paths; "
-                "an image itself cannot be given this way"
+                f"{name} holds NUL bytes, so it is not a list of one path a line: add -0 if NUL bytes separate the "
+                "paths; an image itself cannot be given this way"
             )
         *lines, rest = (rest + chunk).split(separator)
         for line in lines:
