@@ -121,18 +121,19 @@ class Apart:
             while True:
                 (seconds,) = struct.unpack("<d", pipe.recv_bytes())
                 data = pipe.recv_bytes()
+                template = os.getpid()
                 child = os.fork()
                 if child == 0:
-                    self._be_child(data, seconds)
+                    self._be_child(data, seconds, template)
                 del data
                 pipe.send_bytes(struct.pack("<i", os.waitpid(child, 0)[1]))
         except BaseException:  # noqa: BLE001 - the stage has gone, or this process can do nothing
             os._exit(1)
 
-    def _be_child(self, data: bytes, seconds: float) -> NoReturn:
+    def _be_child(self, data: bytes, seconds: float, template: int) -> NoReturn:
         code = 1
         try:
-            _die_with(os.getppid())
+            _die_with(template)
             for number in (signal.SIGPROF, signal.SIGALRM):
                 signal.signal(number, signal.SIG_DFL)
             os.nice(NICE)

@@ -94,7 +94,8 @@ def wait_for_child(template: int) -> int:
     return found[0]
 
 
-def test_closing_ends_what_is_at_work() -> None:
+@pytest.mark.parametrize("number", range(20))
+def test_closing_ends_what_is_at_work_and_what_has_just_begun(number: int) -> None:
     with apart() as made:
         problems: list[BaseException] = []
 
@@ -107,8 +108,9 @@ def test_closing_ends_what_is_at_work() -> None:
         thread = threading.Thread(target=run)
         thread.start()
         child = os.pidfd_open(wait_for_child(made._template))
+        select.select([], [], [], number / 4000)
         made.close()
-        thread.join()
+        thread.join(10)
         assert len(problems) == 1
         assert ends(child)
 
