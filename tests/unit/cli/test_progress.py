@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import signal
+import sys
 import threading
 
 import pytest
@@ -119,6 +120,28 @@ def test_a_signal_acts_where_the_command_waits(number: signal.Signals) -> None:
     assert signal.getsignal(number) == before
     with Interrupts() as interrupts, pytest.raises(Stopped), interrupts.waiting():
         signal.raise_signal(number)
+
+
+def test_a_signal_while_python_clears_something_away_ends_the_wait_all_the_same(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    class Dying:
+        def __del__(self) -> None:
+            signal.raise_signal(signal.SIGTERM)
+
+    before = sys.unraisablehook
+
+    def wait() -> None:
+        with interrupts.waiting():
+            Dying()
+            threading.Event().wait(10)
+            pytest.fail("the signal is lost")
+
+    with Interrupts() as interrupts, pytest.raises(Stopped) as stopped:
+        wait()
+    assert stopped.value.word == "terminated"
+    assert sys.unraisablehook is before
+    assert capsys.readouterr().err == ""
 
 
 def test_an_ignored_signal_stays_ignored() -> None:
