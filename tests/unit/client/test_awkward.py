@@ -63,15 +63,20 @@ def test_an_error_everywhere_is_an_error(start: Start) -> None:
 
 def test_a_server_that_is_late_again_and_again_is_left_alone(start: Start) -> None:
     release = threading.Event()
+    release.set()
 
     def hang(request: Any, context: Any) -> Any:
         release.wait(20)
         return answer(request, context)
 
     hung, slow = start(hang)
-    good, _ = start(answer)
+    good, other = start(answer)
     late = 0
     with ImageClient([hung, good], timeout=0.3) as client:
+        while not (slow.requests and other.requests):  # connected to both
+            client.classify(b"x", timeout=20)
+        slow.requests.clear()
+        release.clear()
         for _ in range(40):
             try:
                 client.classify(b"x")
