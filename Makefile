@@ -26,7 +26,8 @@ serve: setup  ## make what is missing and serve model_repository on ports 8000 t
 test: setup  ## run the whole test suite
 	@$(call environment,dev)
 	@.venv-export/bin/python -m pytest -q --confcutdir=tests/export tests/export
-	@$(BIN)/python -m pytest -q tests --ignore=tests/export
+	@$(BIN)/python -m pytest -q --numprocesses 3 --dist loadfile -m "not quiet" tests --ignore=tests/export
+	@$(BIN)/python -m pytest -q -m quiet tests --ignore=tests/export
 
 lint:  ## ruff, mypy strict
 	@$(call environment,dev)

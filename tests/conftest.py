@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import io
 import shutil
 import signal
@@ -38,15 +39,17 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """
     kept = ROOT / "build" / "test-repository"
     kept.mkdir(parents=True, exist_ok=True)
-    shutil.copytree(
-        ROOT / "model_repository",
-        kept,
-        dirs_exist_ok=True,
-        ignore=shutil.ignore_patterns("model.onnx*", "model.pt*", "model.plan*", "__pycache__"),
-    )
-    subprocess.run([*COMMAND, "prepare", "--repository", str(kept), "--weights", "random"], check=True)
     copy = tmp_path_factory.mktemp("models") / "repository"
-    shutil.copytree(kept, copy)
+    with kept.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # among the workers
+        shutil.copytree(
+            ROOT / "model_repository",
+            kept,
+            dirs_exist_ok=True,
+            ignore=shutil.ignore_patterns("model.onnx*", "model.pt*", "model.plan*", "__pycache__"),
+        )
+        subprocess.run([*COMMAND, "prepare", "--repository", str(kept), "--weights", "random"], check=True)
+        shutil.copytree(kept, copy)
     return copy
 
 

@@ -13,6 +13,8 @@ import pytest
 from tests.deploy import fakes
 from tests.deploy.script import Done, free_ports, machine, run, words
 
+pytestmark = pytest.mark.quiet  # one deploy-triton.sh keeps out another
+
 DRIVER_NEEDED = "580.65.06"
 
 

@@ -12,6 +12,8 @@ import pytest
 from tests.deploy import fakes
 from tests.deploy.script import ROOT, SCRIPT, Done, free_ports, machine, run, words
 
+pytestmark = pytest.mark.quiet  # one deploy-triton.sh keeps out another
+
 COMMANDS = ("start", "replace", "status", "logs", "stop")
 
 

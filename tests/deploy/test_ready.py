@@ -15,6 +15,8 @@ import pytest
 
 from tests.deploy.script import SCRIPT
 
+pytestmark = pytest.mark.quiet  # one deploy-triton.sh keeps out another
+
 Answer = tuple[int, str]
 LABELS: Answer = (200, '{"model_name":"cats","outputs":[]}')
 

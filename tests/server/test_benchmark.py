@@ -14,6 +14,8 @@ import pytest
 from tests.conftest import ROOT
 from triton_vision.server import TritonServer
 
+pytestmark = pytest.mark.quiet
+
 BENCHMARKS = ROOT / "benchmarks"
 MEGABYTE = 1024 * 1024
 

@@ -197,6 +197,7 @@ def test_a_half_closed_connection_is_replaced(proxy: Proxy) -> None:
         assert proxy.accepted >= 2
 
 
+@pytest.mark.quiet
 def test_many_through_a_network_that_breaks_off_again_and_again(proxy: Proxy) -> None:
     """Every result once, in order, whatever happens to the connections."""
     stop = threading.Event()

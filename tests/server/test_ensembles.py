@@ -26,6 +26,8 @@ from tests.unit.stages import bombs
 from triton_vision.server import TritonServer
 from triton_vision.stages import REASONS
 
+pytestmark = pytest.mark.quiet
+
 LITE = "ensemble_lite"
 
 

@@ -18,6 +18,8 @@ from tests.conftest import ROOT, jpeg
 from tests.server.test_ensembles import infer
 from triton_vision.server import TritonServer
 
+pytestmark = pytest.mark.quiet
+
 PER_SECOND = 40
 CORE = f"""
 import time

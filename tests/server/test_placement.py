@@ -6,11 +6,14 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 
 import numpy as np
+import pytest
 from tritonclient import grpc as triton
 
 from tests.conftest import SAMPLES
 from triton_vision.repository import parse_placement
 from triton_vision.server import TritonServer
+
+pytestmark = pytest.mark.quiet
 
 
 def images(count: int) -> list[triton.InferInput]:

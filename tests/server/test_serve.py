@@ -261,6 +261,7 @@ def test_a_guard_that_dies_is_replaced(serve: Callable[..., Serve], echo: Path) 
     caller.wait(10)
 
 
+@pytest.mark.quiet  # another worker's server may clear it, too
 @pytest.mark.parametrize("busy", [False, True])
 def test_what_killed_servers_left_is_cleared_by_the_next_start(
     serve: Callable[..., Serve], echo: Path, busy: bool
