@@ -8,13 +8,19 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
+from triton_vision import run as runtime
+from triton_vision.cpu import visible_cores
 from triton_vision.server import conceal, guard, launch
 from triton_vision.server.logs import LogReader
 from triton_vision.server.rundir import RunDir
 
 KILL_AFTER_S = 5.5
 ISOLATED = (sys.executable, "-I", "-S")
+# glibc takes blocks above 128 kB, which every image has several of, from the kernel and gives them back at once: with
+# these thresholds (bytes) small images stay in the heap.
+MALLOC = {"MALLOC_MMAP_THRESHOLD_": str(8 * 1024 * 1024), "MALLOC_TRIM_THRESHOLD_": str(32 * 1024 * 1024)}
 
 
 class Child:
@@ -106,3 +112,16 @@ class Child:
         os.close(self._guard_reads)
         if self._guard is not None:
             self._guard.wait()
+
+
+def surroundings(run: Path) -> dict[str, str]:
+    """The variables that every tritonserver of the suite gets, unless the keeper's own environment says otherwise.
+
+    Args:
+        run: its run-time folder.
+    """
+    # LibTorch would count the host's cores, also in a container that may use a few.
+    found = {"OMP_NUM_THREADS": str(visible_cores()), runtime.VARIABLE: str(run), **MALLOC}
+    if os.path.expanduser("~") == "~":  # as OpenShift's users have it: OpenVINO does not load without a home
+        found["HOME"] = str(run)
+    return found

@@ -21,24 +21,31 @@ import select
 import sys
 import threading
 import time
-import urllib.parse
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from triton_vision.probe import photo_for, takes_a_photo, verdict
+from triton_vision.server.asking import (
+    TOKEN_VARIABLE,
+    base_path,
+    connect,
+    get,
+    inference_token,
+    is_address,
+    model_path,
+    reason_in,
+    words,
+)
 from triton_vision.terminal import printable
 
 URL_VARIABLE, MODEL_VARIABLE = "TRITON_VISION_HEALTH_URL", "TRITON_VISION_HEALTH_MODEL"
 REPOSITORY_VARIABLE = "TRITON_VISION_HEALTH_REPOSITORY"
-# Where inference needs a token, serve has it from one of these, too; security.py has the names.
-TOKEN_VARIABLE, TOKEN_HEADER = "TRITON_VISION_INFERENCE_TOKEN", "triton-grpc-protocol-inference"
 DEFAULT_URL = "http://127.0.0.1:8000"
 # Asked where nobody names an ensemble and the server does not say which it has.
 KNOWN_MODELS = ("ensemble", "ensemble_lite")
 # Below the time that the image's HEALTHCHECK and Kubernetes probes should allow.
 DEFAULT_TIMEOUT_S = 15.0
-READY_TIMEOUT_S = 5.0
 # A photo without an answer after this time may be left, if others have theirs.
 PATIENCE_S = 0.5
 # Above it, a timeout is taken for a slip.
@@ -86,7 +93,7 @@ def check_all(
         except LookupError as error:
             return Health(False, f"unhealthy: {error}")
         except (OSError, http.client.HTTPException) as error:
-            return Health(False, f"unhealthy: {url} does not answer ({_words(error)})")
+            return Health(False, f"unhealthy: {url} does not answer ({words(error)})")
         names = listed or list(KNOWN_MODELS)
     found: dict[str, Health] = {}
 
@@ -96,7 +103,7 @@ def check_all(
         try:
             found[name] = check(url, name, deadline - time.monotonic(), photo_for(folder))
         except OSError as error:
-            found[name] = Health(False, f"unhealthy: {error.filename} cannot be read ({_words(error)})")
+            found[name] = Health(False, f"unhealthy: {error.filename} cannot be read ({words(error)})")
 
     threads = [threading.Thread(target=ask, args=(name,)) for name in names]
     for thread in threads:
@@ -124,17 +131,17 @@ def image_ensembles(url: str, deadline: float) -> list[str] | None:
         LookupError: a model is loaded, but not to be found by its name.
         OSError, http.client.HTTPException: the server cannot be reached.
     """
-    status, body = _ask(url, "/v2/models/stats", deadline)
+    status, body = get(url, "/v2/models/stats", deadline)
     loaded = _statistics(body) if status == 200 else None
     if not loaded:
         return None
     names = []
     for name in loaded:
-        status, body = _ask(url, f"{_path(name)}/config", deadline)
+        status, body = get(url, f"{model_path(name)}/config", deadline)
         if status in CLOSED:
             return None
         if status == 404:  # Triton does not decode the name in a path
-            raise LookupError(f"{name} is loaded, but cannot be asked over HTTP (HTTP {status}{_reason(body)})")
+            raise LookupError(f"{name} is loaded, but cannot be asked over HTTP (HTTP {status}{reason_in(body)})")
         if status == 200 and _takes_a_photo(body):
             names.append(name)
     return names
@@ -152,11 +159,11 @@ def check(url: str, model: str, timeout: float = DEFAULT_TIMEOUT_S, photo: bytes
     """
     deadline = time.monotonic() + timeout
     try:
-        ready, body = _ask(url, f"{_path(model)}/ready", deadline)
+        ready, body = get(url, f"{model_path(model)}/ready", deadline)
     except (OSError, http.client.HTTPException) as error:
-        return Health(False, f"unhealthy: {url} does not answer ({_words(error)})")
+        return Health(False, f"unhealthy: {url} does not answer ({words(error)})")
     if ready != 200 and ready not in CLOSED:
-        return Health(False, f"unhealthy: {model} is not ready (HTTP {ready}{_reason(body)})", served=False)
+        return Health(False, f"unhealthy: {model} is not ready (HTTP {ready}{reason_in(body)})", served=False)
 
     others = Others(url, model, deadline)
     began = time.monotonic()
@@ -165,12 +172,12 @@ def check(url: str, model: str, timeout: float = DEFAULT_TIMEOUT_S, photo: bytes
     except TimeoutError:
         answer = None
     except (OSError, http.client.HTTPException) as error:
-        return Health(False, f"unhealthy: {url} breaks off the answer to a photo ({_words(error)})")
+        return Health(False, f"unhealthy: {url} breaks off the answer to a photo ({words(error)})")
     took = time.monotonic() - began
     if answer is None:
         return _busy(model, f"no answer to a photo within {took:.1f} s", others, deadline)
     status, body = answer
-    reason = _reason(body)
+    reason = reason_in(body)
     told = f"HTTP {status}{reason}"
     found = verdict(status, reason.removeprefix(": "))
     if found == "answered":
@@ -214,7 +221,7 @@ class Others:
 
     def _now(self) -> int | None:
         try:
-            status, body = _ask(self._url, f"{_path(self._model)}/stats", self._deadline)
+            status, body = get(self._url, f"{model_path(self._model)}/stats", self._deadline)
         except (OSError, http.client.HTTPException):
             return None
         return (_statistics(body) or {}).get(self._model) if status == 200 else None
@@ -238,9 +245,9 @@ def _busy(model: str, what: str, others: Others, deadline: float) -> Health:
 
 def _ready(url: str, deadline: float) -> Health:
     """The health of a server that has nothing a photo could be sent to."""
-    status, body = _ask(url, "/v2/health/ready", deadline)
+    status, body = get(url, "/v2/health/ready", deadline)
     if status != 200:
-        return Health(False, f"unhealthy: the server is not ready (HTTP {status}{_reason(body)})", served=False)
+        return Health(False, f"unhealthy: the server is not ready (HTTP {status}{reason_in(body)})", served=False)
     return Health(True, "healthy: the server is ready, and has no ensemble that takes a photo", served=False)
 
 
@@ -257,20 +264,16 @@ def _pipelines(repository: Path | None) -> set[str]:
 
 def _is_unloaded(url: str, model: str, deadline: float) -> bool:
     """Whether the server had the model: of one that it never had, it says something else."""
-    status, body = _ask(url, f"{_path(model)}/config", deadline)
-    return status == 404 and "has no available versions" in _reason(body)
+    status, body = get(url, f"{model_path(model)}/config", deadline)
+    return status == 404 and "has no available versions" in reason_in(body)
 
 
 def _takes_no_photo(url: str, model: str, deadline: float) -> bool:
     try:
-        status, body = _ask(url, f"{_path(model)}/config", deadline)
+        status, body = get(url, f"{model_path(model)}/config", deadline)
     except (OSError, http.client.HTTPException):
         return False
     return status == 200 and not _takes_a_photo(body)
-
-
-def _path(model: str) -> str:
-    return f"/v2/models/{urllib.parse.quote(model, safe='', errors='surrogatepass')}"
 
 
 def _takes_a_photo(config: bytes) -> bool:
@@ -301,10 +304,10 @@ def _send(url: str, model: str, photo: bytes, deadline: float, others: Others) -
     Raises:
         TimeoutError: there is no answer, and others have none either.
     """
-    headers = {"Content-Type": "application/octet-stream", "Inference-Header-Content-Length": "0", **_token()}
-    connection = _connect(url, max(0.1, deadline - time.monotonic()))
+    headers = {"Content-Type": "application/octet-stream", "Inference-Header-Content-Length": "0", **inference_token()}
+    connection = connect(url, max(0.1, deadline - time.monotonic()))
     try:
-        connection.request("POST", _base(url) + f"{_path(model)}/infer", body=photo, headers=headers)
+        connection.request("POST", base_path(url) + f"{model_path(model)}/infer", body=photo, headers=headers)
         while True:
             left = deadline - time.monotonic()
             if select.select([connection.sock], [], [], max(0.0, min(PATIENCE_S, left)))[0]:
@@ -317,60 +320,6 @@ def _send(url: str, model: str, photo: bytes, deadline: float, others: Others) -
         return answer.status, answer.read()
     finally:
         connection.close()
-
-
-def _ask(url: str, path: str, deadline: float) -> tuple[int, bytes]:
-    """A GET. Returns the status and the body."""
-    connection = _connect(url, max(0.1, min(READY_TIMEOUT_S, deadline - time.monotonic())))
-    try:
-        connection.request("GET", _base(url) + path)
-        answer = connection.getresponse()
-        return answer.status, answer.read()
-    finally:
-        connection.close()
-
-
-def _connect(url: str, timeout: float) -> http.client.HTTPConnection:
-    """Straight to the server: a proxy from the environment must not come between."""
-    parts = urllib.parse.urlsplit(url)
-    return http.client.HTTPConnection(parts.hostname or "", parts.port or 80, timeout=timeout)
-
-
-def _base(url: str) -> str:
-    return urllib.parse.urlsplit(url).path.rstrip("/")
-
-
-def _is_address(url: str) -> bool:
-    try:
-        parts = urllib.parse.urlsplit(url)
-        host, _ = (parts.hostname or "").encode("idna"), parts.path.encode("ascii")
-        return parts.scheme == "http" and bool(host) and parts.port != 0 and url.isprintable()
-    except ValueError:  # such as a port above 65535
-        return False
-
-
-def _token() -> dict[str, str]:
-    """The header that opens inference, from the environment; empty where it has no token that could be sent."""
-    token, file = os.environ.get(TOKEN_VARIABLE, ""), os.environ.get(f"{TOKEN_VARIABLE}_FILE")
-    if file:
-        try:
-            token = Path(file).read_text(encoding="ascii")
-        except (OSError, ValueError):
-            token = ""  # the server's own answer will say what is missing
-    return {TOKEN_HEADER: token.strip()} if re.fullmatch(r"[!-~]+", token.strip()) else {}
-
-
-def _reason(body: bytes) -> str:
-    """``: `` and Triton's error message in one line, without a stack trace; empty where there is none."""
-    try:
-        message = json.loads(body)["error"]
-    except (ValueError, KeyError, TypeError):
-        return ""
-    return ": " + re.sub(r"\s+", " ", str(message).split("\nAt:")[0]).strip()[:300]
-
-
-def _words(error: Exception) -> str:
-    return (getattr(error, "strerror", None) or str(error) or type(error).__name__).lower()
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -402,7 +351,7 @@ def main(arguments: list[str] | None = None) -> int:
         "--timeout", type=float, default=DEFAULT_TIMEOUT_S, metavar="S", help="seconds (default: %(default)g)"
     )
     args = parser.parse_args(arguments)
-    if not _is_address(args.url):
+    if not is_address(args.url):
         print(f"unhealthy: {args.url!r} is not an address: give http://HOST:PORT", flush=True)
         return 1
     if not 0 < args.timeout <= LONGEST_S:

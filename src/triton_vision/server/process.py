@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import shlex
 import tempfile
 import threading
@@ -12,12 +11,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 
-from triton_vision.cpu import visible_cores
 from triton_vision.gpu import has_gpu
 from triton_vision.repository import Placement, Selection, compose, read_model, select, variants
-from triton_vision.run import VARIABLE as RUN_VARIABLE
 from triton_vision.server import keeper, warmup
-from triton_vision.server.child import Child
+from triton_vision.server.child import Child, surroundings
 from triton_vision.server.errors import ModelLoadError, ServerError, ServerStartError
 from triton_vision.server.index import ServerIndex
 from triton_vision.server.local import LocalIndex
@@ -42,9 +39,6 @@ GRPC_POOL = 64
 SLOW_LOAD_S = 15.0
 # A first photo that takes longer than this is spoken of.
 SLOW_PHOTO_S = 5.0
-# glibc takes blocks above 128 kB, which every image has several of, from the kernel and gives them back at once: with
-# these thresholds (bytes) small images stay in the heap. What the environment already says is left alone.
-MALLOC = {"MALLOC_MMAP_THRESHOLD_": str(8 * 1024 * 1024), "MALLOC_TRIM_THRESHOLD_": str(32 * 1024 * 1024)}
 
 
 class TritonServer:
@@ -253,14 +247,7 @@ class TritonServer:
 
     def _spawn(self, installation: Installation, ports: dict[str, int], run: RunDir) -> Child:
         command = self.command(run.path, ports, run.prefix)
-        environment = {
-            # LibTorch would count the host's cores, also in a container that may use a few.
-            "OMP_NUM_THREADS": str(visible_cores()),
-            RUN_VARIABLE: str(run.path),
-            **MALLOC,
-            **_home(run.path),
-            **installation.environment(run.path),
-        }
+        environment = {**surroundings(run.path), **installation.environment(run.path)}
         for role in self.security.tokens:
             environment.pop(variable(role), None)  # no business of a model's
         put = self._pass_on if self._log is not None else None
@@ -384,7 +371,7 @@ class TritonServer:
         Raises:
             ServerStartError: it failed too often in a row; the message says how.
         """
-        keeper.keep(self, tell or _silent, ready or (lambda: None))
+        keeper.keep(self, tell or (lambda _: None), ready or (lambda: None))
 
     # -- ending -------------------------------------------------------------------------------------------------
 
@@ -411,13 +398,3 @@ class TritonServer:
 
 def _steps(selection: Selection, name: str) -> list[str]:
     return selection.served[name].steps() if name in selection.served else []
-
-
-def _home(run: Path) -> dict[str, str]:
-    """A home for a user who has none, as OpenShift's have: OpenVINO does not load without."""
-    return {"HOME": str(run)} if os.path.expanduser("~") == "~" else {}
-
-
-def _silent(line: str) -> None:
-    """Takes a line that nobody asked for."""
-    del line

@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from triton_vision.server.process import _home
+from triton_vision.server.child import surroundings
 
 
 def test_a_user_without_a_home_gets_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    assert _home(tmp_path) == {}
+    assert "HOME" not in surroundings(tmp_path)
 
     def unknown(uid: int) -> None:
         raise KeyError(uid)
 
     monkeypatch.setattr(pwd, "getpwuid", unknown)
     monkeypatch.delenv("HOME", raising=False)
-    assert _home(tmp_path) == {"HOME": str(tmp_path)}
+    assert surroundings(tmp_path)["HOME"] == str(tmp_path)
