@@ -35,10 +35,8 @@ EXIT_TIMEOUT_S = 4
 SHM_STEP_BYTES = 256 * 1024
 # Request and response objects that Triton's gRPC endpoint keeps for reuse; its own default, 8, is for few callers.
 GRPC_POOL = 64
-# A start that takes longer than this is spoken of, again and again.
-SLOW_LOAD_S = 15.0
-# A first photo that takes longer than this is spoken of.
-SLOW_PHOTO_S = 5.0
+# What takes longer than this is spoken of: a start (again and again), and a first photo.
+SLOW_LOAD_S, SLOW_PHOTO_S = 15.0, 5.0
 
 
 class TritonServer:
@@ -132,7 +130,9 @@ class TritonServer:
         self._installation = find_installation()
         backends, gpu, refused = frozenset(self._installation.backends), has_gpu(), {}
         if gpu and self._config_name is None and "tensorrt" in backends and self.repository.is_dir():
-            refused = ensure_plans(self.repository, self.artifacts, self.stop_requested, say or _silent, build=build)
+            refused = ensure_plans(
+                self.repository, self.artifacts, self.stop_requested, say or (lambda _: None), build=build
+            )
         self._chosen = self.selection = select(
             self.repository, self._config_name, backends=backends, gpu=gpu, artifacts=self.artifacts, refused=refused
         )
