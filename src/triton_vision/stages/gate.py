@@ -20,7 +20,7 @@ from triton_vision.stages.errors import Overloaded
 # An older page is left from a keeper that does not write any more.
 STALE_S = 2.0
 # What an answer takes varies, and one that comes just too late is work for nobody.
-MARGIN = 2.5
+MARGIN = 1.7
 # So many requests may always wait, however many images they hold.
 FEW_REQUESTS = 4
 # The columns of the slots.

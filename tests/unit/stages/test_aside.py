@@ -278,7 +278,7 @@ def test_those_who_have_just_been_admitted_come_first_whichever_instance_has_the
     other.admit(1, 0.0)
     for one in (gate, other):
         with pytest.raises(Overloaded, match=r"about 2\.5 s"):
-            one.admit(1, 5.0)
+            one.admit(1, 4.0)
     gate.admit(2, 0.0)
     with pytest.raises(Overloaded, match=r"about 3\.5 s"):
         other.admit(1, 0.0)
@@ -286,10 +286,10 @@ def test_those_who_have_just_been_admitted_come_first_whichever_instance_has_the
     other.passed()
     page(tmp_path, wait=1.0, each=0.5)
     with pytest.raises(Overloaded, match=r"about 3\.0 s"):
-        gate.admit(1, 5.0)
+        gate.admit(1, 4.0)
     gate.passed()
     with pytest.raises(Overloaded, match=r"about 3\.0 s"):
-        gate.admit(1, 5.0)
+        gate.admit(1, 4.0)
     page(tmp_path, wait=2.0, each=0.5)
     gate.admit(1, 0.0)
     # What an instance died with does not count once it is replaced.
