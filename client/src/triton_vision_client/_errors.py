@@ -37,6 +37,12 @@ class BadImageError(VisionClientError):
         self.index = index
         super().__init__(reason, detail, index)
 
+    @classmethod
+    def read(cls, text: str, index: Optional[int]) -> BadImageError:
+        """The error of a server's words, which are ``REASON: DETAIL`` wherever they stand."""
+        reason, _, detail = text.partition(": ")
+        return cls(reason, detail, index)
+
     def __eq__(self, other: object) -> bool:
         return type(other) is type(self) and self.args == other.args
 

@@ -282,7 +282,7 @@ def parse_response(response: Any, sources: Sequence[Any]) -> list[Result]:
     results = []
     for row, source in enumerate(sources):
         if status[row]:
-            results.append(Result(source, error=_refusal(status[row], row)))
+            results.append(Result(source, error=BadImageError.read(status[row], row)))
         else:
             names = labels[row * k : row * k + k]
             results.append(Result(source, tuple(map(Prediction, names, ids[row], scores[row]))))
@@ -303,8 +303,3 @@ def _elements(raw: bytes, count: int) -> list[bytes]:
     if at != len(raw):
         raise ValueError("the elements do not fill the tensor")
     return elements
-
-
-def _refusal(status: str, index: Optional[int]) -> BadImageError:
-    reason, _, detail = status.partition(": ")
-    return BadImageError(reason, detail, index)

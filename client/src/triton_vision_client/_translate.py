@@ -39,7 +39,8 @@ REFUSALS = (
 )
 # What a server of this suite adds to a full queue's words.
 EXPECTED_WAIT = re.compile(r"would take about (\d+(?:\.\d+)?) s\b")
-REFUSAL = re.compile(r"image (\d+): ([a-z_]+): (.*)", re.DOTALL)
+# A stage's words for a request that one image spoils; each ensemble around it puts its own before them.
+REFUSAL = re.compile(r"(?:in ensemble '.+?', )*image (\d+): (.+)", re.DOTALL)
 # What a model's failure may tell of the server's insides: where in its Python code it was, the names of its shared
 # memory, paths.
 PYTHON_TRACE = re.compile(r"\s*\bAt:\s*\n.*", re.DOTALL)
@@ -79,9 +80,9 @@ def translate(
         )
         full.no_room = True
         return full
-    refusal = REFUSAL.search(details)
+    refusal = REFUSAL.match(details)
     if code == code_is.INVALID_ARGUMENT and refusal:
-        return BadImageError(refusal[2], refusal[3], int(refusal[1]))
+        return BadImageError.read(refusal[2], int(refusal[1]))
     if code in (code_is.UNAUTHENTICATED, code_is.PERMISSION_DENIED) or "protocol is restricted" in lower:
         return AuthenticationError(f"{address} refuses the call: check headers and token ({details})")
     if "http2 header with status: 413" in lower or "http2 header with status: 431" in lower:
