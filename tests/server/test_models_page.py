@@ -31,6 +31,9 @@ def test_from_a_checkpoint_to_labels(tmp_path: Path) -> None:
     said = run(prepare)
     for name in ("model.onnx", "model.pt"):
         assert f"resnet50_trt: made 1/{name}" in said
+    page = (ROOT / "docs" / "models.md").read_text().splitlines()
+    (assumed,) = (line for line in page if line.startswith("ensemble: "))
+    assert assumed in said.splitlines()
     words = shlex.split(serve)
     assert words[:3] == ["triton-vision", "serve", "--repository"]
     server = Serve(tmp_path / words[3])

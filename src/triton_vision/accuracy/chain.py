@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,6 +39,7 @@ class Chain:
 
     Attributes:
         name: the ensemble.
+        first: its preprocessing.
         core: the model between its preprocessing and its postprocessing.
         recipe: parameters of the preprocessing -> value, as ``docs/stages.md`` lists them.
         labels: one for each class.
@@ -45,10 +47,21 @@ class Chain:
     """
 
     name: str
+    first: str
     core: str
     recipe: dict[str, str]
     labels: list[str]
     origin: Origin | None
+
+    def training(self) -> str:
+        """What the network must have been trained on for its answers to mean anything, for a person."""
+        told = f"shorter side {self.recipe['resize']}, centre crop {self.recipe['crop']}, {self.recipe['filter']}"
+        if self.origin is None or not self.origin.mean:
+            return told
+        mean, std = (
+            ",".join(f"{number / 255:.4g}" for number in numbers) for numbers in (self.origin.mean, self.origin.std)
+        )
+        return f"{told}, mean {mean}, std {std}"
 
 
 DEFAULTS = {
@@ -60,6 +73,17 @@ DEFAULTS = {
     "formats": FORMATS,
     "max_pixels": "100000000",
 }
+
+
+def chains_over(repository: Path, core: str) -> list[Chain]:
+    """The image ensembles around a core, as far as they can be read."""
+    found = []
+    for folder in sorted(repository.iterdir()):
+        with contextlib.suppress(RepositoryError, OSError):
+            chain = read_chain(repository, folder.name)
+            if chain.core == core:
+                found.append(chain)
+    return found
 
 
 def read_chain(repository: Path, name: str) -> Chain:
@@ -79,6 +103,7 @@ def read_chain(repository: Path, name: str) -> Chain:
     given = _parameters(_model(repository, first.model_name))
     return Chain(
         name,
+        first.model_name,
         core.model_name,
         {key: given.get(key, default) for key, default in DEFAULTS.items()},
         _labels(_model(repository, last.model_name)),

@@ -62,6 +62,8 @@ def table(tally: Tally, chain: Chain, source: str | None) -> str:
             f"module: {chain.core} in PyTorch, from {source}",
             f"same best label: {tally.same_best} of {both}{share}; largest difference of a score: "
             f"{tally.largest_difference:.2g}",
+            f"not compared, since both sides take it from the repository: {chain.training()}; whether the network was "
+            "trained so, only the top-1 on labels that you trust can tell",
         ]
     for pair in tally.refusals:
         lines.append(f"refused: {printable(pair.item.path)}: {printable(_why(pair, alone=source is None))}")
@@ -94,6 +96,7 @@ def as_json(tally: Tally, chain: Chain, source: str | None) -> dict[str, Any]:
     }
     if source is not None:
         result["module"] = {**_score(tally.module), "weights": source}
+        result["not_compared"] = chain.training()
         result["same_best"] = tally.same_best
         result["largest_score_difference"] = tally.largest_difference
         result["disagreements"] = tally.differing_count

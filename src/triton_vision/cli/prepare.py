@@ -97,7 +97,10 @@ def run(args: argparse.Namespace) -> int:
         code = subprocess.call([*bound, python, "-m", "triton_vision.export", *command])
         if code not in (0, 1, 2, 130):
             return _fail(f"{python} could not export (exit code {code})")
-    return code if code == 2 else max(code, _plans(Path(args.into or repository)))
+    target = Path(args.into or repository)
+    if code == 0 and args.weights not in (None, "random"):
+        _tell_recipe(target)
+    return code if code == 2 else max(code, _plans(target))
 
 
 def python_with_torch() -> str | None:
@@ -162,6 +165,20 @@ def _calibration(folder: str, target: Path) -> int:
     if pixels:
         np.save(target, np.stack(pixels[:MOST_CALIBRATED]))
     return len(pixels[:MOST_CALIBRATED])
+
+
+def _tell_recipe(repository: Path) -> None:
+    """Says what images the chains around an own network make, since nothing fails if it was trained on others."""
+    from triton_vision.accuracy.chain import chains_over
+    from triton_vision.export.networks import NETWORKS
+
+    cores = [name for name, network in NETWORKS.items() if network.takes_weights]
+    for chain in (chain for core in cores for chain in chains_over(repository, core)):
+        say(
+            f"{chain.name}: assumes that the network was trained with: {chain.training()}. Otherwise its answers are "
+            f"wrong without an error: change resize, crop and filter in {chain.first}/config.pbtxt, or give --mean and "
+            "--std"
+        )
 
 
 def _plans(repository: Path) -> int:

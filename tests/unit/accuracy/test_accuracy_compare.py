@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import ROOT
-from triton_vision.accuracy.chain import Chain, read_chain
+from triton_vision.accuracy.chain import Chain, Origin, chains_over, read_chain
 from triton_vision.accuracy.compare import Answer, Pair, Tally, difference
 from triton_vision.accuracy.follow import follow
 from triton_vision.accuracy.module import ModuleError, weights_argument
@@ -21,7 +21,10 @@ from triton_vision.accuracy.report import DisagreementFile, as_json, so_far, tab
 from triton_vision.accuracy.truth import Item
 from triton_vision.repository import RepositoryError
 
-CHAIN = Chain("ensemble", "core", {}, ["tabby", "tiger cat", "espresso", "cup"], None)
+RECIPE = {"resize": "256", "crop": "224", "filter": "bicubic"}
+ORIGIN = Origin("file", "mine.pth", "12", mean=(127.5,) * 3, std=(58.395, 57.12, 57.375))
+CHAIN = Chain("ensemble", "first", "core", RECIPE, ["tabby", "tiger cat", "espresso", "cup"], ORIGIN)
+TRAINING = "shorter side 256, centre crop 224, bicubic, mean 0.5,0.5,0.5, std 0.229,0.224,0.225"
 REFUSED = Answer(refused="truncated: it ends")
 
 
@@ -72,11 +75,14 @@ def test_the_table_and_the_json_object() -> None:
     assert text[5:] == [
         "module: core in PyTorch, from random numbers",
         "same best label: 1 of 3 (33.33 %); largest difference of a score: 0.38",
+        f"not compared, since both sides take it from the repository: {TRAINING}; whether the network was trained so, "
+        "only the top-1 on labels that you trust can tell",
         "refused: cut.jpg: by the server alone: truncated: it ends",
         "differs: b\\n\\x1b.jpg (tiger cat): server tabby 0.500, module tiger cat 0.500",
         "differs: 1 more (--disagreements FILE has them all)",
     ]
     row = json.loads(json.dumps(as_json(tally, CHAIN, "random numbers")))
+    assert row["not_compared"] == TRAINING
     assert row["server"] == {"refused": 1, "judged": 3, "top1": pytest.approx(1 / 3), "top5": 1.0}
     assert row["refusals"] == [{"path": "cut.jpg", "server": "truncated: it ends"}]
     assert (row["disagreements"], len(row["first_disagreements"])) == (2, 1)
@@ -204,9 +210,7 @@ def test_what_is_no_image_ensemble(tmp_path: Path) -> None:
 
 def test_where_the_module_has_its_weights_from(tmp_path: Path) -> None:
     def chain(kind: str | None) -> Any:
-        from triton_vision.accuracy.chain import Origin
-
-        return Chain("e", "core", {}, [], Origin(kind, "mine.pth", "") if kind else None)
+        return Chain("e", "first", "core", {}, [], Origin(kind, "mine.pth", "") if kind else None)
 
     assert weights_argument(chain("random"), None) == "random"
     assert weights_argument(chain("package"), None) is None
@@ -217,3 +221,10 @@ def test_where_the_module_has_its_weights_from(tmp_path: Path) -> None:
         weights_argument(chain("file"), None)
     with pytest.raises(ModuleError, match="nothing beside the artifacts of core says"):
         weights_argument(chain(None), None)
+
+
+def test_the_chains_around_a_core() -> None:
+    (chain,) = chains_over(ROOT / "model_repository", "resnet50_trt")
+    assert (chain.name, chain.first) == ("ensemble", "preprocess")
+    assert chain.training().startswith("shorter side 256, centre crop 224, bilinear")
+    assert chains_over(ROOT / "model_repository", "none") == []
