@@ -56,11 +56,15 @@ def compose(selection: Selection, folder: Path, placement: Placement | None = No
 
 
 def _elsewhere(model: Model) -> list[tuple[str, list[Path]]]:
-    """Each served version's artifacts that do not lie in the repository."""
+    """Each served version's artifacts that do not lie in the repository, and what lies beside them: a graph's weights."""
     found = []
     for version in model.served_versions():
         paths = [model.artifact(version, name) for name in model.wanted_artifacts()]
-        files = [path for path in paths if path.parent != version and path.exists()]
+        folders = {path.parent for path in paths if path.parent != version and path.exists()}
+        there = [entry for folder in sorted(folders) for entry in sorted(folder.iterdir())]
+        files = [
+            entry for entry in there if (entry.is_file() or entry in paths) and not (version / entry.name).exists()
+        ]
         if files:
             found.append((version.name, files))
     return found

@@ -133,12 +133,14 @@ def select(
             return bool(own(name)) and not faults(name)
 
         config_name = variant.pick(is_usable, gpu=gpu, tensorrt="tensorrt" in backends)
+        passed: dict[tuple[str, str], list[str]] = {}
         for name in takewhile(lambda name: not is_usable(name), variant.ranked(gpu=gpu)):
             # What this server has no backend for, and what is not there, was never to be had.
             there = all(model.backend in backends and not model.missing_artifacts() for model in own(name))
             if there and name != config_name:
-                what = name or "of config.pbtxt"
-                doubts += [f"{model}: passed over the variant {what}: {why}" for model, why in faults(name).items()]
+                for fault in faults(name).items():
+                    passed.setdefault(fault, []).append(name or "config.pbtxt")
+        doubts += [f"{model}: passed over {' and '.join(names)}: {why}" for (model, why), names in passed.items()]
         if config_name not in known:
             config_name = None
     models = read(config_name)

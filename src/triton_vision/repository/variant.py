@@ -7,10 +7,10 @@ from collections.abc import Callable
 from triton_vision.repository.model import Model
 
 EMBEDDED = "embedded"
-# Best first. None is every model's own config.pbtxt: TensorRT. On a CPU ONNX Runtime was measured ahead of
-# TorchScript; the order on a GPU behind TensorRT was not.
+# Best first. None is every model's own config.pbtxt: TensorRT. ResNet-50 in batches of 8 was measured to cost 86 ms of
+# CPU an image in OpenVINO (27 with INT8), 103 in ONNX Runtime (161) and 120 in LibTorch; on a GPU nothing was measured.
 ON_GPU: tuple[str | None, ...] = (None, "libtorch", "onnxruntime", EMBEDDED)
-ON_CPU: tuple[str | None, ...] = ("onnxruntime", "libtorch", EMBEDDED)
+ON_CPU: tuple[str | None, ...] = (EMBEDDED, "onnxruntime", "libtorch")
 
 
 def ranked(*, gpu: bool) -> tuple[str | None, ...]:

@@ -179,7 +179,7 @@ def core(repository: Path, *artifacts: str, tensors: dict[str, Any] = TENSORS) -
         (ALL, True, ("model.onnx",), "onnxruntime"),
         (ALL - {"tensorrt"}, True, ("model.plan", "model.pt", "model.onnx"), "libtorch"),
         (PYTHON, True, ("model.plan", "model.pt", "model.onnx"), "embedded"),
-        (ALL, False, ("model.plan", "model.pt", "model.onnx"), "onnxruntime"),
+        (ALL, False, ("model.plan", "model.pt", "model.onnx"), "embedded"),
         (ALL, False, ("model.plan", "model.pt"), "libtorch"),
         (PYTHON, False, ("model.plan", "model.pt", "model.onnx"), "embedded"),
     ],
@@ -199,9 +199,10 @@ def test_a_variant_is_not_passed_over_in_silence(tmp_path: Path) -> None:
     selection = chosen(tmp_path, ALL)
     assert selection.config_name == "libtorch"
     (doubt,) = selection.doubts
-    assert doubt.startswith("resnet50_trt: passed over the variant onnxruntime: 1/model.onnx is not the file")
+    assert doubt.startswith("resnet50_trt: passed over embedded and onnxruntime: 1/model.onnx is not the file")
     # What is simply not there needs no word, nor what the server has no backend for.
-    assert chosen(tmp_path, ALL - {"onnxruntime"}).doubts == ()
+    (doubt,) = chosen(tmp_path, ALL - {"onnxruntime"}).doubts
+    assert doubt.startswith("resnet50_trt: passed over embedded: ")
     (folder / "1" / "model.onnx").unlink()
     assert chosen(tmp_path, ALL).doubts == ()
 
@@ -283,6 +284,7 @@ def test_artifacts_in_a_directory_beside_the_repository(tmp_path: Path) -> None:
     beside = tmp_path / "artifacts" / "resnet50_trt" / "1"
     beside.mkdir(parents=True)
     (beside / "model.plan").write_bytes(b"a plan")
+    (beside / "weights.data").write_bytes(b"what the plan refers to")
 
     def selected(artifacts: Path | None) -> Selection:
         return select(tmp_path / "r", None, backends=ALL, gpu=True, artifacts=artifacts)
@@ -292,6 +294,7 @@ def test_artifacts_in_a_directory_beside_the_repository(tmp_path: Path) -> None:
     assert selection.config_name is None
     folder = compose(selection, tmp_path / "links")
     assert (folder / "resnet50_trt" / "1" / "model.plan").read_bytes() == b"a plan"
+    assert (folder / "resnet50_trt" / "1" / "weights.data").read_bytes() == b"what the plan refers to"
     assert (folder / "resnet50_trt" / "1" / "model.onnx").is_file()
     assert (folder / "resnet50_trt" / "configs" / "libtorch.pbtxt").is_file()
     refused = {"resnet50_trt": "its plan was built for another GPU"}
