@@ -56,7 +56,7 @@ def compose(selection: Selection, folder: Path, placement: Placement | None = No
 
 
 def _elsewhere(model: Model) -> list[tuple[str, list[Path]]]:
-    """Each served version's artifacts that do not lie in the repository, and what lies beside them: a graph's weights."""
+    """Each served version's artifacts that lie elsewhere, and what lies beside them, such as a graph's weights."""
     found = []
     for version in model.served_versions():
         paths = [model.artifact(version, name) for name in model.wanted_artifacts()]
