@@ -1,4 +1,4 @@
-"""What tests share: one real Triton for the session, and small images made on the spot."""
+"""What tests share: one real Triton for the session, small images made on the spot, and a wait with an end."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -58,6 +59,14 @@ def server(repository: Path) -> Iterator[TritonServer]:
     """A real Triton on ``repository``, on free ports, whose shared memory is open."""
     with TritonServer(repository, security=Security(shm_open=True)) as running:
         yield running
+
+
+def wait_until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
+    """Polls until the condition holds; fails when it does not in time."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {seconds:g} s"
+        time.sleep(0.01)
 
 
 def jpeg(seed: int, size: tuple[int, int] = (320, 240), **options: object) -> bytes:

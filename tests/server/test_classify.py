@@ -24,7 +24,7 @@ import pytest
 
 from tests.certificates import Authority
 from tests.conftest import COMMAND, SAMPLES, jpeg
-from tests.server.test_security import Serve
+from tests.server.guarded import Serve
 from triton_vision.cli.connection import INFERENCE_HEADER
 from triton_vision.server import TritonServer
 

@@ -9,7 +9,7 @@ import signal
 import threading
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -24,7 +24,7 @@ from triton_vision_client import (
     VisionClientError,
 )
 
-from tests.conftest import SAMPLES
+from tests.conftest import SAMPLES, wait_until
 from triton_vision.server import TritonServer
 
 LITE = "ensemble_lite"
@@ -89,13 +89,6 @@ class Load:
         self._stop.set()
         for thread in self._threads:
             thread.join()
-
-
-def wait_until(condition: Callable[[], bool], seconds: float) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, f"not within {seconds} s"
-        time.sleep(0.02)
 
 
 def infers(server: TritonServer) -> int:

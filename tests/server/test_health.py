@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.server.test_serve import wait_until
+from tests.conftest import wait_until
 from triton_vision.server import ModelLoadError, TritonServer, health, warmup
 from triton_vision.server.local import LocalIndex
 from triton_vision.server.stubs import StubWatch

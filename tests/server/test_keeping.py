@@ -14,7 +14,8 @@ import pytest
 from tritonclient import grpc as triton
 from tritonclient.utils import InferenceServerException
 
-from tests.server.test_serve import Serve, alive, echo, regions, serve, wait_until
+from tests.conftest import wait_until
+from tests.server.serving import Serve, alive, echo, regions, serve
 from triton_vision.server import renewal
 
 __all__ = ["echo", "serve"]  # fixtures

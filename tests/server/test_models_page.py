@@ -8,8 +8,8 @@ import subprocess
 from pathlib import Path
 
 from tests.conftest import COMMAND, ROOT
+from tests.server.serving import Serve
 from tests.server.test_docs import blocks
-from tests.server.test_serve import Serve
 
 
 def test_from_a_checkpoint_to_labels(tmp_path: Path) -> None:

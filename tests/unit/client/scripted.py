@@ -1,17 +1,21 @@
-"""Servers scripted in process: what they answer, and how long a test waits for it."""
+"""Servers scripted in process: what they answer, and when."""
 
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable
 from typing import Any
 
 import grpc
 import numpy as np
+from triton_vision_client import RetryPolicy
+from triton_vision_client._translate import translate
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
+from tests.conftest import wait_until
+
 CODE = grpc.StatusCode
+ONCE = RetryPolicy(attempts=2, initial=0.01)
 Script = Callable[[Any, Any], Any]
 
 
@@ -120,8 +124,11 @@ def hanging() -> tuple[Script, threading.Event]:
     return script, release
 
 
-def wait_until(condition: Callable[[], bool], seconds: float = 5.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+def typed(code: Any, details: str, *, tls: bool = False) -> Exception:
+    """What the client makes of a status."""
+    return translate(code, details, model="m", address="host:1", timeout=30.0, connected=True, tls=tls)
+
+
+def silent(request: Any, context: Any) -> Any:  # noqa: ARG001
+    """Leaves its caller without an answer."""
+    wait_until(lambda: not context.is_active(), 20)

@@ -27,7 +27,8 @@ from triton_vision_client import (
 )
 from triton_vision_client._shm import left_over
 
-from tests.unit.client.scripted import CODE, Start, abort, answer, hanging, wait_until
+from tests.conftest import wait_until
+from tests.unit.client.scripted import CODE, Start, abort, answer, hanging, unless
 
 
 def test_two_observers_count_together() -> None:
@@ -104,12 +105,7 @@ def test_a_wrong_model_s_name_costs_nobody_a_server(start: Start) -> None:
 def test_a_server_comes_back_whose_readiness_wants_a_token_of_each_call(start: Start) -> None:
     times = itertools.count()
 
-    def once_bad(request: Any, context: Any) -> Any:
-        if next(times) == 0:
-            context.abort(CODE.UNAVAILABLE, "Socket closed")
-        return answer(request, context)
-
-    first, servicer = start(once_bad)
+    first, servicer = start(unless(lambda: next(times) == 0))
     second, _ = start(answer)
     servicer.token = "secret"
     with ImageClient([first, second]) as client:

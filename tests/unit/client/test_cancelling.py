@@ -24,7 +24,8 @@ from triton_vision_client import (
 from triton_vision_client._cancelling import survives_cancelling
 from tritonclient.grpc import service_pb2
 
-from tests.unit.client.scripted import CODE, Start, answer, wait_until
+from tests.conftest import wait_until
+from tests.unit.client.scripted import CODE, Start, answer
 
 
 class Watched:
@@ -344,9 +345,12 @@ def test_a_call_that_grpc_has_lost_is_not_left_to_the_server_for_good(
             client.classify(b"x", timeout=0.3)
         client.models()
         assert (member.left, member.outstanding, len(client._in_air)) == (1, 1, 1)
-        time.sleep(0.35)
-        client.models()
-        assert (member.left, member.outstanding, len(client._in_air)) == (0, 0, 0)
+
+        def is_given_up() -> bool:
+            client.models()
+            return (member.left, member.outstanding, len(client._in_air)) == (0, 0, 0)
+
+        wait_until(is_given_up)
         assert client._connections[member] is not struck
         for callback in lost.callbacks:
             callback(lost)

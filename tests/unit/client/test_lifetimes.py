@@ -27,7 +27,8 @@ from triton_vision_client._calls import Call
 from triton_vision_client._forks import _open
 from triton_vision_client._regions import Regions
 
-from tests.unit.client.scripted import Start, answer, hanging, unless, wait_until
+from tests.conftest import wait_until
+from tests.unit.client.scripted import Start, answer, hanging, unless
 
 
 class Heard(Observer):

@@ -16,7 +16,8 @@ from triton_vision_client import (
 )
 from triton_vision_client._names import LOOK_UP_AGAIN_S, LOOK_UP_EVERY_S, Names
 
-from tests.unit.client.scripted import Start, answer, wait_until
+from tests.conftest import wait_until
+from tests.unit.client.scripted import Start, answer
 
 
 def several(monkeypatch: pytest.MonkeyPatch, delay: float = 0.0) -> None:

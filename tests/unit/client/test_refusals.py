@@ -4,15 +4,8 @@ from __future__ import annotations
 
 import pytest
 from triton_vision_client import BadImageError, ServerError
-from triton_vision_client._translate import translate
 
-from tests.unit.client.scripted import CODE
-
-
-def translated(details: str) -> Exception:
-    return translate(
-        CODE.INVALID_ARGUMENT, details, model="m", address="host:1", timeout=30.0, connected=True, tls=False
-    )
+from tests.unit.client.scripted import CODE, typed
 
 
 @pytest.mark.parametrize("place", ["", "in ensemble 'faces', ", "in ensemble 'all', in ensemble 'faces', "])
@@ -27,9 +20,9 @@ def translated(details: str) -> Exception:
 )
 def test_a_failed_request_names_the_image_as_its_status_would(place: str, text: str, reason: str, detail: str) -> None:
     assert BadImageError.read(text, 3) == BadImageError(reason, detail, 3)
-    assert translated(f"{place}image 3: {text}") == BadImageError.read(text, 3)
+    assert typed(CODE.INVALID_ARGUMENT, f"{place}image 3: {text}") == BadImageError.read(text, 3)
 
 
 @pytest.mark.parametrize("details", ["image of 3 channels: wrong", "parameters: image 3: no such thing"])
 def test_what_only_speaks_of_images_is_no_refusal_of_one(details: str) -> None:
-    assert isinstance(translated(details), ServerError)
+    assert isinstance(typed(CODE.INVALID_ARGUMENT, details), ServerError)

@@ -2,163 +2,33 @@
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
 from functools import partial
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from tests.unit.server.scripted_triton import (
+    BROKEN,
+    CLOSED,
+    EXPIRED,
+    FULL,
+    Answer,
+    Triton,
+    config,
+    error,
+    running,
+    triton,
+)
 from triton_vision.probe import PHOTO
 from triton_vision.server import health
 from triton_vision.server.health import check, check_all, main
 
-Answer = tuple[int, bytes]
-READY: Answer = (200, b"")
-LABELS: Answer = (200, b'{"model_name":"ensemble"}espresso')
-INPUT = {"name": "IMAGE", "data_type": "TYPE_STRING", "dims": [1]}
-
-
-def error(status: int, message: str) -> Answer:
-    """An error as Triton words it."""
-    return status, json.dumps({"error": message}).encode()
-
-
-FULL = error(503, "in ensemble 'ensemble', Exceeds maximum queue size")
-EXPIRED = error(503, "in ensemble 'ensemble', Request timeout expired")
-CLOSED = error(403, "This API is restricted, expecting header 'triton-grpc-protocol-admin'")
-BROKEN = error(500, "in ensemble 'ensemble', resnet50_trt failed on this request (ValueError)")
-
-
-class Triton:
-    """An HTTP server that answers as Triton does; None breaks a connection off without an answer.
-
-    Attributes:
-        infer: the answer to a photo, for one ensemble or all.
-        ready: the answer to a model's readiness.
-        models: name -> its configuration, as JSON has it.
-        unloaded: the names of those that it had.
-        closed: the APIs (``stats``, ``config``, ``ready``) that want a token.
-        answers: how many requests each model has answered.
-        answers_while_asked: how many more each question for them finds.
-        hangs: whether a photo waits until the server ends.
-        seen: the requests.
-    """
-
-    def __init__(self) -> None:
-        self.infer: Answer | dict[str, Answer] | None = LABELS
-        self.ready: Answer | dict[str, Answer] | None = READY
-        self.models: dict[str, dict[str, Any]] = {}
-        self.unloaded: set[str] = set()
-        self.closed: set[str] = set()
-        self.answers = 7
-        self.answers_while_asked = 0
-        self.hangs = False
-        self.while_it_hangs: Callable[[], None] = lambda: None
-        self.seen: list[tuple[str, bytes]] = []
-        self.url = ""
-        self._ends = threading.Event()
-
-    def serve(self, **models: dict[str, Any]) -> None:
-        self.models = models
-
-    def answer(self, path: str) -> Answer | None:
-        if path == "/v2/health/ready":
-            return READY
-        if path == "/v2/models/stats":
-            return CLOSED if "stats" in self.closed else self._stats(list(self.models))
-        _, _, _, name, what = path.split("/")
-        if what in self.closed:
-            return CLOSED
-        if what == "stats":
-            return self._stats([name])
-        if what == "config" and name not in self.models:
-            words = "has no available versions" if name in self.unloaded else "is not found"
-            return error(404, f"Request for unknown model: '{name}' {words}")
-        if what == "config":
-            return 200, json.dumps({"name": name, **self.models[name]}).encode()
-        if what == "infer" and self.hangs:
-            self.while_it_hangs()
-            self._ends.wait(30)
-        found = self.infer if what == "infer" else self.ready
-        unknown = error(400, f"Request for unknown model: '{name}' is not found")
-        return found.get(name, unknown) if isinstance(found, dict) else found
-
-    def _stats(self, names: Sequence[str]) -> Answer:
-        self.answers += self.answers_while_asked
-        count = {"inference_stats": {"success": {"count": self.answers, "ns": 1}}, "last_inference": 0}
-        return 200, json.dumps({"model_stats": [{"name": name, "version": "1", **count} for name in names]}).encode()
-
-    def end(self) -> None:
-        self._ends.set()
-
-
-@contextmanager
-def running() -> Iterator[Triton]:
-    triton = Triton()
-
-    class Handler(BaseHTTPRequestHandler):
-        def respond(self) -> None:
-            body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-            triton.seen.append((f"{self.command} {self.path}", body))
-            found = triton.answer(self.path)
-            if found is None:
-                self.close_connection = True
-                return
-            self.send_response(found[0])
-            self.send_header("Content-Length", str(len(found[1])))
-            self.end_headers()
-            self.wfile.write(found[1])
-
-        def do_GET(self) -> None:
-            self.respond()
-
-        def do_POST(self) -> None:
-            self.respond()
-
-        def log_message(self, format: str, *args: object) -> None:
-            pass
-
-        def handle(self) -> None:
-            with suppress(ConnectionError):  # a check that has not waited for the answer
-                super().handle()
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        triton.url = f"http://127.0.0.1:{server.server_address[1]}"
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        try:
-            yield triton
-        finally:
-            triton.end()
-            server.shutdown()
-            thread.join()
-
-
-@pytest.fixture
-def triton() -> Iterator[Triton]:
-    with running() as server:
-        yield server
-
-
-def config(
-    platform: str = "ensemble", batch: int = 32, outputs: Sequence[str] = ("LABELS", "STATUS")
-) -> dict[str, Any]:
-    return {
-        "platform": platform,
-        "max_batch_size": batch,
-        "input": [INPUT],
-        "output": [{"name": name, "data_type": "TYPE_STRING", "dims": [-1]} for name in outputs],
-    }
+__all__ = ["triton"]  # fixtures
 
 
 def test_readiness_is_asked_first_and_then_a_real_photo_is_sent(triton: Triton) -> None:
@@ -307,107 +177,6 @@ def test_a_message_of_many_lines_becomes_one(triton: Triton) -> None:
 
 
 # -- which ensembles --------------------------------------------------------------------------------------------------
-
-
-def photos(triton: Triton) -> list[str]:
-    return sorted(path.split("/")[3] for path, body in triton.seen if path.endswith("/infer"))
-
-
-def test_every_image_ensemble_of_the_server_is_asked(triton: Triton) -> None:
-    triton.serve(
-        cats=config(),
-        faces=config(outputs=["BOXES", "STATUS"]),
-        core=config("onnxruntime_onnx"),
-        foreign=config(outputs=["LABELS"]),
-        single=config(batch=0),
-        pair={**config(), "input": [INPUT, {**INPUT, "name": "MASK"}]},
-        text={**config(), "input": [{**INPUT, "name": "TEXT"}]},
-    )
-    assert check_all(triton.url).healthy
-    assert photos(triton) == ["cats", "faces"]
-    triton.infer = {"cats": LABELS, "faces": BROKEN}
-    assert check_all(triton.url).report.startswith("unhealthy: faces is broken")
-
-
-def test_a_server_without_an_image_ensemble_has_to_be_ready(triton: Triton) -> None:
-    triton.serve(core=config("onnxruntime_onnx"))
-    triton.infer = BROKEN
-    found = check_all(triton.url)
-    assert found.healthy
-    assert found.report == "healthy: the server is ready, and has no ensemble that takes a photo"
-    triton.serve()
-    triton.ready = error(400, "nothing is loaded")
-    assert not check_all(triton.url).healthy
-
-
-def test_a_server_that_has_unloaded_an_ensemble_is_unhealthy(triton: Triton, tmp_path: Path) -> None:
-    triton.serve(core=config("onnxruntime_onnx"), cats=config())
-    for name in ("cats", "dogs", "left_out", "old_core"):
-        (tmp_path / name).mkdir()
-        kind = "onnxruntime" if name == "old_core" else "ensemble"
-        (tmp_path / name / "config.pbtxt").write_text(f'platform: "{kind}" input {{ name: "IMAGE" }} "STATUS"')
-    triton.unloaded = {"dogs", "old_core"}
-    assert check_all(triton.url, repository=tmp_path).report == "unhealthy: dogs has been unloaded"
-    assert check_all(triton.url).healthy  # nothing says that dogs was an ensemble
-    del triton.models["cats"]
-    triton.unloaded = {"ensemble"}
-    assert check_all(triton.url).report == "unhealthy: ensemble has been unloaded"
-
-
-def test_what_is_loaded_and_cannot_be_asked_is_named(triton: Triton) -> None:
-    triton.serve(cats=config(), **{"my pipe": config()})
-    assert check_all(triton.url).report == (
-        "unhealthy: my pipe is loaded, but cannot be asked over HTTP "
-        "(HTTP 404: Request for unknown model: 'my%20pipe' is not found)"
-    )
-
-
-@pytest.mark.parametrize("closed", [{"stats"}, {"config"}, {"stats", "config", "ready"}])
-def test_the_known_names_are_asked_where_the_server_does_not_tell_its_own(triton: Triton, closed: set[str]) -> None:
-    triton.closed = closed
-    triton.serve(cats=config())
-    triton.ready = {"ensemble_lite": READY}
-    triton.infer = {"ensemble_lite": LABELS}
-    assert check_all(triton.url).report.startswith("healthy: ensemble_lite answered")
-    triton.ready = {"cats": READY}
-    triton.infer = {"cats": LABELS}
-    found = check_all(triton.url)
-    assert not found.healthy
-    assert found.report.endswith("name it with --model or $TRITON_VISION_HEALTH_MODEL")
-    assert check_all(triton.url, ["cats"]).healthy
-
-
-def test_of_the_names_given_those_that_are_served_are_asked(triton: Triton) -> None:
-    triton.serve(cats=config(), dogs=config(), birds=config())
-    triton.ready = {"cats": READY, "dogs": READY, "birds": READY}
-    triton.infer = {"cats": LABELS, "dogs": LABELS, "birds": BROKEN}
-    assert check_all(triton.url, ["fish", "cats", "dogs"]).healthy
-    assert photos(triton) == ["cats", "dogs"]
-    assert not check_all(triton.url, ["cats", "birds"]).healthy
-    assert check_all(triton.url, ["fish"]).report.startswith("unhealthy: fish is not ready (HTTP 400")
-
-
-def test_an_ensemble_has_a_photo_of_its_own(triton: Triton, tmp_path: Path) -> None:
-    triton.serve(cats=config(), dogs=config())
-    (tmp_path / "cats").mkdir()
-    (tmp_path / "cats" / "probe.jpg").write_bytes(b"a cat")
-    assert check_all(triton.url, repository=tmp_path).healthy
-    sent = dict(triton.seen)
-    assert sent["POST /v2/models/cats/infer"] == b"a cat"
-    assert sent["POST /v2/models/dogs/infer"] == PHOTO.read_bytes()
-    (tmp_path / "dogs" / "probe.jpg").mkdir(parents=True)
-    assert check_all(triton.url, repository=tmp_path).report == (
-        f"unhealthy: {tmp_path}/dogs/probe.jpg cannot be read (must be a file of at most 33554432 bytes)"
-    )
-
-
-def test_no_file_outside_the_repository_is_sent(triton: Triton, tmp_path: Path) -> None:
-    (tmp_path / "repository").mkdir()
-    (tmp_path / "probe.jpg").write_bytes(b"a secret")
-    for name in ("..", "../", ".", "a/.."):
-        (tmp_path / "repository" / "probe.jpg").write_bytes(b"a secret")
-        check_all(triton.url, [name], repository=tmp_path / "repository")
-    assert not [body for _, body in triton.seen if b"secret" in body]
 
 
 def test_the_command_takes_its_words_from_options_or_the_environment(

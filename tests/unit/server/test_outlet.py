@@ -9,22 +9,14 @@ import pty
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from tests.conftest import wait_until
 from triton_vision.server import logs, outlet
 from triton_vision.server.logs import LogReader, Throttle
 from triton_vision.server.outlet import WAITING, Outlet
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def test_lines_come_in_order() -> None:
