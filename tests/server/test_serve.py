@@ -117,6 +117,28 @@ def test_no_child_outlives_a_killed_serve(serve: Callable[..., Serve], echo: Pat
         caller.wait(10)
 
 
+def test_a_full_disk_behind_its_output_stops_nothing(echo: Path) -> None:
+    with open("/dev/full", "w") as full:
+        process = subprocess.Popen(
+            [*COMMAND, "serve", "--repository", str(echo), *PORTS], stdout=full, stderr=full, start_new_session=True
+        )
+        try:
+            children = f"/proc/{process.pid}/task/{process.pid}/children"
+            wait_until(lambda: any(is_serving(int(pid)) for pid in Path(children).read_text().split()), 30)
+            process.terminate()
+            assert process.wait(15) == 0
+        finally:
+            process.kill()
+
+
+def is_serving(pid: int) -> bool:
+    """Whether a process is a tritonserver whose model has a process of its own."""
+    with contextlib.suppress(OSError):
+        if Path(f"/proc/{pid}/comm").read_text() == "tritonserver\n":
+            return bool(Path(f"/proc/{pid}/task/{pid}/children").read_text().split())
+    return False
+
+
 def test_a_guard_that_dies_is_replaced(serve: Callable[..., Serve], echo: Path) -> None:
     one = serve(echo)
     one.until_ready()

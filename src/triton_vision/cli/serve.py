@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from triton_vision.cli.output import say
+from triton_vision.cli.output import say as print_line
 from triton_vision.cli.paths import add_repository_option, find_repository
 
 if TYPE_CHECKING:
@@ -155,6 +155,14 @@ def run(args: argparse.Namespace) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     errors, output = Outlet(sys.stderr), Outlet(sys.stdout)
+
+    def say(line: str) -> None:
+        # A full disk behind standard output stops no server; a list that was asked for must be whole.
+        if args.dry_run:
+            print_line(line)
+        else:
+            output.put(f"{line}\n")
+
     server = TritonServer(
         repository,
         artifacts=args.artifacts,
