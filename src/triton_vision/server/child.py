@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -17,6 +18,8 @@ from triton_vision.server.logs import LogReader
 from triton_vision.server.rundir import RunDir
 
 KILL_AFTER_S = 5.5
+# A guard that dies at once is not started again and again without a pause.
+GUARD_PAUSE_S = 1.0
 ISOLATED = (sys.executable, "-I", "-S")
 # glibc takes blocks above 128 kB, which every image has several of, from the kernel and gives them back at once: with
 # these thresholds (bytes) small images stay in the heap.
@@ -73,6 +76,7 @@ class Child:
             raise
 
     def _start_guard(self) -> None:
+        self._guarded = time.monotonic()
         self._guard = subprocess.Popen(
             [*ISOLATED, guard.__file__, str(self._guard_reads), str(self.pid), self._run.prefix, str(self._run.path)],
             stdin=subprocess.DEVNULL,
@@ -84,7 +88,8 @@ class Child:
 
     def ended(self) -> str:
         """How it ended by itself, in words; empty while it runs. Replaces a guard that has died."""
-        if self._guard is not None and self._guard.poll() is not None:
+        dead = self._guard is not None and self._guard.poll() is not None
+        if dead and time.monotonic() - self._guarded > GUARD_PAUSE_S:
             with contextlib.suppress(OSError):  # no room for a process: asked again soon
                 self._start_guard()
         code = self._process.poll()
