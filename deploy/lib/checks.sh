@@ -182,6 +182,7 @@ conflicts() {
     host=${host#[}
     host=${host%]}
     host=${host%\%*}
+    host=${host#::ffff:} # IPv4 of a program that listens by IPv6, such as Triton's gRPC
     [[ $host == '*' || $host == "$1" ]] || [[ $1 != *:* && $host == 0.0.0.0 ]] || [[ $host == :: && $1 == *:* ]] ||
         [[ $1 == 0.0.0.0 && $host != *:* ]] || [[ $1 == :: ]]
 }

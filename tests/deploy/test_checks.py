@@ -228,6 +228,17 @@ def test_a_listener_on_all_addresses_takes_the_port_of_each(tmp_path: Path) -> N
         assert f"port {ports['--grpc-port']} of 127.0.0.1 is taken by" in run("start", *words(ports), env=env).err
 
 
+def test_a_listener_on_an_ipv4_address_by_ipv6_is_seen(tmp_path: Path) -> None:
+    env = machine(tmp_path, docker=fakes.docker())
+    ports = free_ports()
+    with socket.socket(socket.AF_INET6) as listener:
+        listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        listener.bind(("::ffff:127.0.0.1", int(ports["--grpc-port"])))
+        listener.listen()
+        assert f"port {ports['--grpc-port']} of 127.0.0.1 is taken by" in run("start", *words(ports), env=env).err
+        assert run("start", "--dry-run", "--bind", "127.0.0.9", *words(ports), env=env).code == 0
+
+
 def test_taken_ports_are_noticed_without_ss(tmp_path: Path) -> None:
     env = machine(tmp_path, docker=fakes.docker())
     (Path(env["PATH"]) / "ss").unlink()
