@@ -19,9 +19,10 @@ from PIL import Image
 from triton_vision.server import TritonServer, process
 from triton_vision.server.security import Security
 
-# A shell that runs this in the background ignores Ctrl-C for it, and so would every program under test.
-if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+# A shell that runs this in the background ignores Ctrl-C for it, and nohup SIGHUP: so would every program under test.
+for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+    if signal.getsignal(number) == signal.SIG_IGN:
+        signal.signal(number, handler)
 
 # Triton waits for its models' processes in whole seconds. What tests end by themselves has no work in flight, and that
 # `serve` ends its server in order is tested with the command.

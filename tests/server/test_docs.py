@@ -63,6 +63,7 @@ def test_the_readmes_python_runs(server: TritonServer, document: str) -> None:
 @pytest.mark.parametrize("number", range(len(blocks("docs/client.md", "python"))))
 def test_the_client_s_recipes_run(server: TritonServer, number: int) -> None:
     code = blocks("docs/client.md", "python")[number].replace("localhost:8001", server.grpc_address)
+    code = code.replace("localhost:8000", server.http_address)
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
 

@@ -156,7 +156,7 @@ def _no_grpc(address: str, tls: bool) -> ServerUnavailableError:
             "tls=), encrypt nothing itself, or not be the server's gRPC port (8001 unless it was changed)"
         )
     return ServerUnavailableError(
-        f"{address} accepts connections, but does not speak gRPC (or wants TLS): "
+        f"{address} accepts connections, but does not speak gRPC (it wants TLS, or is just starting): "
         "use the server's gRPC port (8001 unless it was changed)"
     )
 
