@@ -63,6 +63,20 @@ def test_good_photos_exit_0(server: TritonServer) -> None:
     assert done.stderr == ""
 
 
+def test_models_lists_what_the_server_has(server: TritonServer) -> None:
+    done = run("models", "--url", server.grpc_address)
+    assert done.returncode == 0, done.stderr
+    rows = [line.split() for line in done.stdout.splitlines()]
+    assert ["ensemble_lite", "1", "READY"] in rows
+    assert rows == sorted(rows)
+    objects = [json.loads(line) for line in run("models", "--url", server.grpc_address, "--json").stdout.splitlines()]
+    assert [row[0] for row in rows] == [found["name"] for found in objects]
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        none = run("models", "--url", f"127.0.0.1:{closed.getsockname()[1]}", "--timeout", 5)
+    assert (none.returncode, none.stdout, len(none.stderr.splitlines())) == (2, "", 1)
+
+
 def test_no_server_no_model_and_no_file_are_three_plain_sentences(server: TritonServer, tmp_path: Path) -> None:
     photo = SAMPLES / "cat.jpg"
     with socket.socket() as closed:
@@ -165,7 +179,7 @@ def test_a_proxy_in_the_environment_is_for_other_hosts(server: TritonServer, mon
     assert "espresso" in done.stdout
 
 
-@pytest.mark.parametrize("command", ["prepare", "serve", "classify", "bench"])
+@pytest.mark.parametrize("command", ["prepare", "serve", "classify", "models", "bench"])
 def test_every_command_has_help(command: str) -> None:
     done = run(command, "--help")
     assert done.returncode == 0

@@ -10,7 +10,7 @@ DEFAULT_URL = "localhost:8001"
 INFERENCE_HEADER = "triton-grpc-protocol-inference"
 
 
-def add_connection_options(parser: argparse.ArgumentParser, timeout: float = 30.0) -> None:
+def add_connection_options(parser: argparse.ArgumentParser, timeout: float = 30.0, *, model: bool = True) -> None:
     """Adds ``--url``, ``--model``, ``--timeout`` (with that default, in seconds), and those of TLS and of headers."""
     parser.add_argument(
         "--url",
@@ -18,7 +18,13 @@ def add_connection_options(parser: argparse.ArgumentParser, timeout: float = 30.
         metavar="HOST:PORT",
         help=f"the server's gRPC address, again for each further server (default: {DEFAULT_URL})",
     )
-    parser.add_argument("--model", default="ensemble", metavar="NAME", help="default: %(default)s")
+    if model:
+        parser.add_argument(
+            "--model",
+            default="ensemble",
+            metavar="NAME",
+            help="default: %(default)s ('triton-vision models' lists what the server has)",
+        )
     parser.add_argument(
         "--timeout", type=float, default=timeout, metavar="S", help="seconds a request (default: %(default)g)"
     )
@@ -47,12 +53,14 @@ def client_arguments(args: argparse.Namespace) -> dict[str, Any]:
     from triton_vision_client import TLSConfig
 
     url = args.url or DEFAULT_URL
-    found: dict[str, Any] = {"url": url, "model": args.model, "timeout": args.timeout}
+    found: dict[str, Any] = {"url": url, "timeout": args.timeout}
+    if "model" in args:
+        found["model"] = args.model
     headers: dict[str, str] = {}
     for header in getattr(args, "header", []):
         name, equals, value = header.partition("=")
         if not equals or not name:
-            raise ValueError(f"--header {name} is no NAME=VALUE")
+            raise ValueError(f"--header {name} is not NAME=VALUE")
         headers[name] = value
     token_file = getattr(args, "token_file", None)
     if token_file is not None:

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 
 from triton_vision import __version__
-from triton_vision.cli import accuracy, bench, classify, prepare, serve
+from triton_vision.cli import accuracy, bench, classify, models, prepare, serve
 from triton_vision.cli.output import OutputError, complain, say
 
 
@@ -19,7 +19,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="triton-vision", description="Serve and classify images with NVIDIA Triton.")
     parser.add_argument("--version", action="version", version=f"triton-vision {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for command in (prepare, serve, classify, bench):
+    for command in (prepare, serve, classify, models, bench):
         command.add_parser(commands)
     given = list(sys.argv[1:] if arguments is None else arguments)
     # A parser of its own, because `bench` takes any number of paths; a folder of that name is ./accuracy.

@@ -13,12 +13,13 @@ LEVELS = ("error", "warning", "info", "verbose")
 # Triton's lines begin with a level letter, the date and the time: "E1130 04:53:53.785825 2854 file.cc:241] …".
 LINE = re.compile(r'^([EWIV])\d{4} [\d:.]+ \d+ [\w.]+:\d+\] "?(.*?)"?$')
 STAMP = re.compile(r"^([EWIV])\d{4} [\d:.]+ \d+ ")
-# Said on every machine without a GPU or at every end, and nothing to act on.
+# Said on every machine without a GPU, of every TorchScript, or at every end, and nothing to act on.
 NOISE = (
     "CudaDriverHelper has not been initialized",
     "CUDA driver version is insufficient for CUDA runtime version",
     "no pinned memory pool, falling back to non-pinned system memory",
     "Failed to initialize NVML",
+    "': not supported for pytorch backend",  # to complete a configuration
     "Signal (15) received.",
 )
 # What goes wrong while models are loaded: Triton says it up to six times; ``serve`` once, by name and reason.

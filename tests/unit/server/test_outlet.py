@@ -123,6 +123,13 @@ def test_what_comes_again_and_again_is_held_back() -> None:
     assert throttle.take(first) == ["warning: 45 more like the next entry were left out in 60 s\n", first]
 
 
+def test_what_nobody_can_act_on_is_left_out() -> None:
+    passed: list[str] = []
+    words = "skipping model configuration auto-complete for 'core': not supported for pytorch backend"
+    LogReader(io.StringIO(STAMP.format(1) + f'"{words}"\n' + STAMP.format(2) + '"a fault"\n'), passed.append).join(10)
+    assert passed == [STAMP.format(2) + '"a fault"\n']
+
+
 def test_what_was_held_back_still_explains_an_end() -> None:
     text = "".join(STAMP.format(number) + '"no luck"\n' for number in range(20))
     passed: list[str] = []
