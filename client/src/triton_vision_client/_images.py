@@ -91,9 +91,9 @@ def encode_or_refuse(image: ImageSource) -> Union[bytes, BadImageError]:
 
 
 def _pixels(image: Any) -> NDArray[Any]:
-    from PIL import Image, ImageOps
+    from PIL import Image
 
-    upright = ImageOps.exif_transpose(image)
+    upright = _upright(image)
     if upright.mode.startswith("I;16") or upright.mode == "I":
         # The server's rule for 16-bit grey.
         grey = (np.asarray(upright) >> 8).clip(0, 255).astype(np.uint8)
@@ -101,6 +101,31 @@ def _pixels(image: Any) -> NDArray[Any]:
     if upright.mode == "La":
         upright = upright.convert("LA")  # Pillow knows no shorter way
     return np.asarray(upright.convert("RGB"))
+
+
+def _upright(image: Any) -> Any:
+    """The image as its EXIF orientation (TIFF 6.0, tag 274) wants it to be seen.
+
+    Pillow's own ``exif_transpose`` writes the EXIF anew, and fails where that holds what a writer may not write.
+    """
+    from PIL.Image import Transpose
+
+    ways = {
+        2: Transpose.FLIP_LEFT_RIGHT,
+        3: Transpose.ROTATE_180,
+        4: Transpose.FLIP_TOP_BOTTOM,
+        5: Transpose.TRANSPOSE,
+        6: Transpose.ROTATE_270,
+        7: Transpose.TRANSVERSE,
+        8: Transpose.ROTATE_90,
+    }
+    try:
+        value = image.getexif().get(274, 1)
+        # It may be stored as any kind of number, a fraction among them.
+        way = next((way for number, way in ways.items() if number == value), None)
+    except Exception:  # noqa: BLE001 - damaged EXIF says nothing about the pixels
+        way = None
+    return image if way is None else image.transpose(way)
 
 
 def _lossless(array: NDArray[Any]) -> bytes:
