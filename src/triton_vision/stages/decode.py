@@ -38,6 +38,8 @@ SIGNATURES: tuple[tuple[str, re.Pattern[bytes]], ...] = tuple(
     )
 )
 ORIENTATION_TAG = 0x0112
+# How files of JPEG, PNG, GIF, WebP (RIFF) and TIFF begin in base64 (RFC 4648).
+BASE64 = (b"/9j/", b"iVBORw0K", b"R0lGOD", b"UklGR", b"SUkqA", b"TU0AK")
 
 
 def sniff(data: bytes) -> str:
@@ -125,9 +127,20 @@ def _check(data: bytes, limits: Limits) -> str:
     name = sniff(data)
     accepted = name in limits.formats or (name == "JPEG" and "MPO" in limits.formats)
     if not accepted or name not in DECODERS:
-        what = f"{name} is not accepted" if name else "the first bytes match no known image format"
+        what = f"{name} is not accepted" if name else _wrapped(data) or "the first bytes match no known image format"
         raise ImageRefused("unsupported_format", f"{what}; send one of {', '.join(limits.formats)}")
     return name
+
+
+def _wrapped(data: bytes) -> str:
+    """In what an image is still wrapped, and how to get it out of there; empty if nothing is known."""
+    if data[:5].lower() == b"data:":
+        return "this is a data URL: send the bytes that its base64 stands for"
+    if data[:64].lstrip().startswith(BASE64):
+        return "this is base64 text: send the bytes that it stands for"
+    if data.startswith(b"--") and b"content-disposition:" in data[:512].lower():
+        return "this is a multipart form: send the bytes of its part alone"
+    return ""
 
 
 def _to_rgb(image: Image.Image) -> Image.Image:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import io
 import struct
 import zlib
@@ -170,6 +171,20 @@ def test_a_file_cut_anywhere_is_truncated(kind: str, options: dict[str, Any], sh
 def test_what_is_not_on_the_list_is_refused_unopened(data: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Image, "open", lambda *_, **__: pytest.fail("it was opened"))
     assert refusal(data) == "unsupported_format"
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "GIF", "WEBP", "TIFF"])
+def test_an_image_that_is_still_wrapped_is_told_how_to_unwrap(kind: str) -> None:
+    text = base64.b64encode(encoded(noise(1), kind))
+    form = b'--x\r\nContent-Disposition: form-data; name="file"\r\n\r\n' + encoded(noise(1), kind) + b"\r\n--x--\r\n"
+    for data, words in (
+        (b"data:image/jpeg;base64," + text, "this is a data URL: send the bytes"),
+        (b"\n" + text, "this is base64 text: send the bytes"),
+        (form, "this is a multipart form: send the bytes"),
+    ):
+        with pytest.raises(ImageRefused, match=words) as refused:
+            decode(data, LIMITS)
+        assert refused.value.reason == "unsupported_format"
 
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "GIF", "WEBP", "BMP", "TIFF", "PPM", "AVIF"])
