@@ -41,6 +41,10 @@ REFUSALS = (
 EXPECTED_WAIT = re.compile(r"would take about (\d+(?:\.\d+)?) s\b")
 # A stage's words for a request that one image spoils; each ensemble around it puts its own before them.
 REFUSAL = re.compile(r"(?:in ensemble '.+?', )*image (\d+): (.+)", re.DOTALL)
+# What Triton says to a request for classes where a model has other tensors.
+NOT_OURS = re.compile(
+    r"unexpected inference (input 'IMAGE'|output '(LABELS|CLASS_IDS|SCORES|STATUS)')|Got input\(s\) \['IMAGE'\]"
+)
 # What a model's failure may tell of the server's insides: where in its Python code it was, the names of its shared
 # memory, paths.
 PYTHON_TRACE = re.compile(r"\s*\bAt:\s*\n.*", re.DOTALL)
@@ -83,6 +87,8 @@ def translate(
     refusal = REFUSAL.match(details)
     if code == code_is.INVALID_ARGUMENT and refusal:
         return BadImageError.read(refusal[2], int(refusal[1]))
+    if code == code_is.INVALID_ARGUMENT and NOT_OURS.search(details):
+        return ServerError(f"model {model!r} at {address} does not classify images: name an image ensemble ({details})")
     if code in (code_is.UNAUTHENTICATED, code_is.PERMISSION_DENIED) or "protocol is restricted" in lower:
         return AuthenticationError(f"{address} refuses the call: check headers and token ({details})")
     if "http2 header with status: 413" in lower or "http2 header with status: 431" in lower:

@@ -43,6 +43,9 @@ from tests.unit.client.scripted import CODE, ONCE, Start, abort, answer, typed, 
         (CODE.CANCELLED, "Received RST_STREAM with error code 8", ServerUnavailableError, "broke off"),
         (CODE.DEADLINE_EXCEEDED, "upstream request timeout", Exception, "upstream request timeout"),
         (CODE.INTERNAL, "the model raised", ServerError, "log may say more"),
+        (CODE.INVALID_ARGUMENT, "unexpected inference output 'LABELS' for model 'm'", ServerError, "does not classify"),
+        (CODE.INVALID_ARGUMENT, "unexpected inference input 'IMAGE' for model 'm'", ServerError, "an image ensemble"),
+        (CODE.INVALID_ARGUMENT, "expected 2 inputs but got 1. Got input(s) ['IMAGE'], but", ServerError, "an image en"),
         (CODE.INTERNAL, "Failed to process the request(s), message: Connection reset by peer", ServerError, "log may"),
         (CODE.INTERNAL, "Failed to process the request(s): unknown model type", ServerError, "log may say more"),
         (CODE.RESOURCE_EXHAUSTED, "a tensor too large for the memory pool", ServerOverloadedError, "later"),
@@ -183,7 +186,7 @@ def test_a_server_without_shared_memory_is_told_from_one_in_trouble(code: Any, d
 
 def test_tls_that_does_not_fit_is_told_from_a_wrong_port() -> None:
     closed = "failed to connect to all addresses; last error: UNKNOWN: ipv4:127.0.0.1:1: Socket closed"
-    assert "or wants TLS" in str(typed(CODE.UNAVAILABLE, closed))
+    assert "wants TLS" in str(typed(CODE.UNAVAILABLE, closed))
     assert "client's certificate" in str(typed(CODE.UNAVAILABLE, closed, tls=True))
     other = "failed to connect: Custom verification check failed with error: UNAUTHENTICATED: Hostname Verification"
     assert "check its certificate" in str(typed(CODE.UNAVAILABLE, other, tls=True))
