@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import shutil
 import socket
@@ -96,6 +97,7 @@ def test_no_server_no_model_and_no_file_are_three_plain_sentences(server: Triton
         assert words in done.stderr
         assert len(done.stderr.splitlines()) == 1, done.stderr
     assert len(set(said)) == 4
+    assert re.search(r"; it has .*\bensemble_lite\b.* \(--model NAME\)$", no_model.stderr.strip())
 
 
 def test_a_reader_that_leaves_early_is_no_error(server: TritonServer, folder: Path) -> None:

@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Sequence
 
-from triton_vision.cli.connection import add_connection_options, client_arguments
+from triton_vision.cli.connection import add_connection_options, client_arguments, explained
 from triton_vision.cli.output import complain, say
 from triton_vision.terminal import printable
 
@@ -57,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
         # Also warms up. A folder of photos may hold a text about them.
         served = [result.source for result in client.classify_many(images) if result.error is None]
     except (ValueError, OSError, VisionClientError) as error:
-        complain(error)
+        complain(explained(error, args))
         return 2
     if len(served) < len(images):
         print(

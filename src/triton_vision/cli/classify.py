@@ -9,7 +9,7 @@ from collections.abc import Generator
 from functools import partial
 from typing import TYPE_CHECKING
 
-from triton_vision.cli.connection import add_connection_options, client_arguments
+from triton_vision.cli.connection import add_connection_options, client_arguments, explained
 from triton_vision.cli.feed import Feed
 from triton_vision.cli.find import find_files
 from triton_vision.cli.inputs import Inputs
@@ -80,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
             count = Count((lambda: inputs.count(output.own_files)) if inputs.can_be_counted() else None)
             stack.callback(count.stop)
             progress = Progress(None if given.get("no_progress") else sys.stderr, count)
-            return _Run(inputs, output, rows, count, progress).run(client, args.top_k, args.timeout, interrupts)
+            return _Run(inputs, output, rows, count, progress).run(client, args, interrupts)
     except BrokenPipeError:
         return READER_LEFT
     except OSError as error:
@@ -98,11 +98,11 @@ class _Run:
         self._inputs, self._output, self._rows, self._count, self._progress = inputs, output, rows, count, progress
         self._feed = Feed(inputs.items(output.own_files), rows.expect)
 
-    def run(self, client: ImageClient, top_k: int | None, timeout: float, interrupts: Interrupts) -> int:
+    def run(self, client: ImageClient, args: argparse.Namespace, interrupts: Interrupts) -> int:
         """Returns the exit code."""
         from triton_vision_client import VisionClientError
 
-        results = self._feed.results(client, top_k, patience=timeout)
+        results = self._feed.results(client, args.top_k, patience=args.timeout)
         try:
             with self._progress, contextlib.closing(results):
                 self._classify(results, interrupts)
@@ -116,7 +116,7 @@ class _Run:
             if isinstance(error, BrokenPipeError):
                 raise
             came = f"; {self._how_far()}" if self._progress.done else ""
-            complain(f"{error}{came}")
+            complain(f"{explained(error, args)}{came}")
             return 2
         summary = self._progress.summary()
         if summary is not None:

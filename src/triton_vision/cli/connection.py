@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 from pathlib import Path
 from typing import Any
 
 DEFAULT_URL = "localhost:8001"
+# What a server has is worth so many seconds to somebody whose call has failed.
+QUESTION_S = 2.0
 INFERENCE_HEADER = "triton-grpc-protocol-inference"
 
 
@@ -78,3 +81,18 @@ def client_arguments(args: argparse.Namespace) -> dict[str, Any]:
     if headers:
         found["headers"] = headers
     return found
+
+
+def explained(error: Exception, args: argparse.Namespace) -> str:
+    """An error's text; where the server has no such model, with those that it has."""
+    from triton_vision_client import ImageClient, ModelNotFoundError, VisionClientError
+
+    if isinstance(error, ModelNotFoundError):
+        with (
+            contextlib.suppress(VisionClientError, ValueError, OSError),
+            ImageClient(**client_arguments(args)) as client,
+        ):
+            names = sorted({model.name for model in client.models(timeout=QUESTION_S) if model.ready})
+            if names:
+                return f"{error}; it has {', '.join(names)} (--model NAME)"
+    return str(error)
