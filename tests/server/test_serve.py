@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import re
 import signal
@@ -10,6 +11,7 @@ import socket
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from triton_vision_client import ImageClient, ModelNotFoundError
@@ -17,6 +19,7 @@ from triton_vision_client import ImageClient, ModelNotFoundError
 from tests.conftest import COMMAND, jpeg, wait_until
 from tests.server.serving import PORTS, Serve, alive, echo, regions, serve
 from triton_vision.server import TritonServer
+from triton_vision.server.ports import resolve_ports
 
 __all__ = ["echo", "serve"]  # fixtures
 
@@ -246,3 +249,22 @@ def test_the_python_class_cleans_up_when_its_start_fails(echo: Path) -> None:
         with pytest.raises(Exception, match="in use"):
             TritonServer(echo, grpc_port=taken.getsockname()[1], shm_prefix="tv_test_failed_").start()
     assert not regions("tv_test_failed_")
+
+
+@pytest.mark.parametrize("option", ["--grpc-port", "--http-port", "--metrics-port"])
+def test_a_free_port_that_somebody_takes_meanwhile_is_chosen_anew(
+    echo: Path, monkeypatch: pytest.MonkeyPatch, option: str
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        taken = listener.getsockname()[1]
+        times = itertools.count()
+
+        def race(*arguments: Any) -> dict[str, int]:
+            ports = resolve_ports(*arguments)
+            return {**ports, option: taken} if next(times) == 0 else ports
+
+        monkeypatch.setattr("triton_vision.server.process.resolve_ports", race)
+        with TritonServer(echo) as server:
+            assert next(times) == 2
+            addresses = (server.grpc_address, server.http_address, server.metrics_address)
+            assert f"127.0.0.1:{taken}" not in addresses

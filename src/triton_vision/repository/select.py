@@ -53,6 +53,15 @@ class Selection:
         served = {name: model for name, model in self.served.items() if name not in gone}
         return replace(self, served=served, left_out={**self.left_out, **gone}, broken=self.broken | broken.keys())
 
+    def causes(self, broken: Mapping[str, str]) -> dict[str, str]:
+        """Of models that do not load, those that fail for themselves, and not only for one that they chain."""
+        own = {
+            name: why
+            for name, why in broken.items()
+            if name not in self.served or not any(step in broken for step in self.served[name].steps())
+        }
+        return own or dict(broken)
+
     def image_ensembles(self) -> list[str]:
         """The names of the served ensembles that take one encoded image."""
         return [name for name, model in self.served.items() if model.is_image_ensemble()]

@@ -3,6 +3,7 @@
 ServerError
 ├── SetupError          this machine or environment lacks something; the message names the mend
 ├── ServerStartError    tritonserver ended, or never became ready
+│   └── PortTakenError  somebody took one of its ports while it started
 └── ModelLoadError      tritonserver runs, but a model of the repository does not load, or does not answer
 """
 
@@ -19,6 +20,10 @@ class SetupError(ServerError):
 
 class ServerStartError(ServerError):
     """tritonserver ended before it was ready, or was not ready in time."""
+
+
+class PortTakenError(ServerStartError):
+    """Somebody took a port between the check that it was free and its use."""
 
 
 class ModelLoadError(ServerError):

@@ -27,6 +27,7 @@ LOADING = re.compile(
     r"""\] "?(?:ERROR: Failed to create instance: |failed to load '|Internal: failed to load all models|"""
     r"""Invalid argument: ensemble '[^']*' depends on )"""
 )
+TAKEN_PORT = re.compile(r"failed to start \w+ service: .* already in use")
 # Of an entry that comes again and again, a trace included, so many pass within so many seconds.
 REPEATS, WINDOW_S = 5, 60.0
 # How many different entries are remembered.
@@ -118,6 +119,10 @@ class LogReader:
         """The last error that speaks of a model by its name, without time and place; empty if there is none."""
         errors = (match[2] for line in reversed(self.lines()) if (match := LINE.match(line)) and match[1] == "E")
         return next((error for error in errors if re.search(rf"\b{re.escape(name)}\b", error)), "")
+
+    def taken_port(self) -> str:
+        """What Triton says of an endpoint whose port somebody else has; empty if nothing."""
+        return next((found[0] for line in self.lines() if (found := TAKEN_PORT.search(line))), "")
 
     def last_error(self) -> str:
         """The last line that speaks of an error, without time and place; empty if there is none."""

@@ -15,7 +15,7 @@ from triton_vision.gpu import has_gpu
 from triton_vision.repository import Placement, Selection, compose, read_model, select, variants
 from triton_vision.server import keeper, warmup
 from triton_vision.server.child import Child, surroundings
-from triton_vision.server.errors import ModelLoadError, ServerError, ServerStartError
+from triton_vision.server.errors import ModelLoadError, PortTakenError, ServerError, ServerStartError
 from triton_vision.server.index import ServerIndex
 from triton_vision.server.local import LocalIndex
 from triton_vision.server.locate import Installation, find_installation
@@ -35,6 +35,8 @@ EXIT_TIMEOUT_S = 4
 SHM_STEP_BYTES = 256 * 1024
 # Request and response objects that Triton's gRPC endpoint keeps for reuse; its own default, 8, is for few callers.
 GRPC_POOL = 64
+# Somebody may take a free port between its choice and its use: so often one is chosen.
+PORT_TRIES = 3
 # What takes longer than this is spoken of: a start (again and again), and a first photo.
 SLOW_LOAD_S, SLOW_PHOTO_S = 15.0, 5.0
 
@@ -204,10 +206,16 @@ class TritonServer:
         if self._chosen is None:
             self.prepare()
         self.selection = self._chosen
+        tries = PORT_TRIES if not self._ports and 0 in self._wanted.values() else 1
         while True:
             assert self.selection is not None
             try:
                 self._start(self.selection)
+            except PortTakenError:
+                tries -= 1
+                if not tries:
+                    raise
+                self._ports = {}
             except ModelLoadError as error:
                 rest = self.selection.without(error.sentences)
                 # A process that dies at once leaves no name of its model, so nothing can be left out for it.
@@ -239,6 +247,9 @@ class TritonServer:
             self._wait_ready(self._child, selection)
             if self._warm:
                 self._send_one_image(selection)
+            # Triton goes on without an HTTP or metrics endpoint whose port somebody took after it was chosen.
+            if self._child.log.taken_port():
+                raise PortTakenError(self._child.log.taken_port())
             self._pace.start(self.metrics_address)
             self.start_took = time.monotonic() - began
         except BaseException:
@@ -283,11 +294,7 @@ class TritonServer:
         if self.security.tls is not None:
             self.security.tls.seen_at(self.grpc_address)
         if broken:
-            # An ensemble over a broken model fails for that alone.
-            causes = {
-                name: why for name, why in broken.items() if not any(step in broken for step in _steps(selection, name))
-            }
-            known = {name: why or child.log.error_about(name) for name, why in (causes or broken).items()}
+            known = {name: why or child.log.error_about(name) for name, why in selection.causes(broken).items()}
             # What only fails because another model does, has no reason of its own to tell.
             told = {name: why for name, why in known.items() if why}
             raise ModelLoadError(told or dict.fromkeys(broken, "Triton gives no reason"))
@@ -304,7 +311,8 @@ class TritonServer:
         ended = self._child.ended()
         if ended:
             self._child.log.join(2.0)
-            raise ServerStartError(f"{ended}: {self._child.log.last_error() or 'it said no reason'}")
+            kind = PortTakenError if self._child.log.taken_port() else ServerStartError
+            raise kind(f"{ended}: {self._child.log.last_error() or 'it said no reason'}")
 
     def _send_one_image(self, selection: Selection) -> None:
         """In a thread of its own, so that a stop is obeyed, and a crash noticed, while a model takes its time."""
@@ -394,7 +402,3 @@ class TritonServer:
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.stop()
-
-
-def _steps(selection: Selection, name: str) -> list[str]:
-    return selection.served[name].steps() if name in selection.served else []
