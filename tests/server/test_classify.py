@@ -152,7 +152,7 @@ def test_what_does_not_fit_together(server: TritonServer, few: Path, tmp_path: P
         (("-", "--files-from", "-"), "only once"),
         (("-0", photo), "-0 is about lists"),
         (("--files-from", tmp_path / "gone"), "gone: No such file"),
-        ((photo, "--header", "novalue"), "no NAME=VALUE"),
+        ((photo, "--header", "novalue"), "is not NAME=VALUE"),
         ((photo, "--tls-cert", "x"), "--tls-key, both"),
         ((photo, "--tls-ca", tmp_path / "gone.pem"), "gone.pem: No such file"),
         ((photo, "--token-file", tmp_path / "gone"), "gone: No such file"),
